@@ -1,0 +1,1 @@
+int cli_main(int argc, char **argv);

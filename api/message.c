@@ -1,0 +1,93 @@
+#include "api/message.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const struct metric_name metric_names[] = {
+    { "loss", "nats", "mean loss over the trained tokens of the step, all ranks (job)" },
+    { "token_accuracy", "", "share of trained tokens predicted right, all ranks (job)" },
+    { "grad_norm", "", "global gradient norm before clipping (job)" },
+    { "learning_rate", "", "of this step (job)" },
+    { "epoch", "epochs", "passes over the data so far (job)" },
+    { "tokens", "tokens", "real tokens in this step, all ranks (job)" },
+    { "tokens_per_s", "tokens/s", "real tokens of the step, all ranks / step time (job)" },
+    { "step_s", "s", "wall time of the step" },
+    { "data_s", "s", "waiting for rows" },
+    { "forward_s", "s", "forward" },
+    { "backward_s", "s", "backward" },
+    { "reduce_s", "s", "gradient reduction" },
+    { "optimizer_s", "s", "clip and update" },
+    { "checkpoint_s", "s", "saving" },
+    { "eta_s", "s", "time left, from the median recent step (job)" },
+    { "comm_exposed_s", "s", "time the step waited for communication" },
+    { "comm_share", "", "comm_exposed_s / step_s" },
+    { "sent_bytes", "bytes", "sent to other ranks in this step, all collectives" },
+    { "allocated_bytes", "bytes", "memory this rank took" },
+    { "peak_bytes", "bytes", "highest fill of it" },
+    { "eval_loss", "nats", "loss on the validation split (job)" },
+    { "eval_perplexity", "", "exp(eval_loss) (job)" },
+    { "skipped_steps", "steps", "steps skipped for non-finite gradients so far (job)" },
+};
+const int n_metric_names = (int)(sizeof metric_names / sizeof metric_names[0]);
+
+static const struct json_limits line_limits = { MESSAGE_MAX, 32, 20000 };
+
+static void take_line(struct line_reader *r, const char *line, size_t n, void (*on_line)(void *, cJSON *), void *arg)
+{
+    cJSON *msg = NULL;
+    if (n == 0) return;
+    if (json_parse(&msg, line, n, &line_limits, NULL) != OK || !cJSON_IsObject(msg)) {
+        r->malformed++;
+        cJSON_Delete(msg);
+        return;
+    }
+    on_line(arg, msg);
+    cJSON_Delete(msg);
+}
+
+void line_reader_feed(struct line_reader *r, const char *data, size_t n, void (*on_line)(void *, cJSON *), void *arg)
+{
+    while (n > 0) {
+        const char *nl = memchr(data, '\n', n);
+        size_t take = nl ? (size_t)(nl - data) : n;
+        if (!r->skipping && r->len + take > MESSAGE_MAX) {
+            r->skipping = true;
+            r->oversized++;
+            r->len = 0;
+        }
+        if (!r->skipping) {
+            if (r->len + take > r->cap) {
+                r->cap = (r->len + take) * 2;
+                r->buf = xrealloc(r->buf, r->cap);
+            }
+            if (take > 0) memcpy(r->buf + r->len, data, take);
+            r->len += take;
+        }
+        if (nl == NULL) return;
+        if (!r->skipping) {
+            size_t len = r->len;
+            r->len = 0;
+            take_line(r, r->buf, len, on_line, arg);
+        }
+        r->skipping = false;
+        data += take + 1;
+        n -= take + 1;
+    }
+}
+
+void line_reader_release(struct line_reader *r)
+{
+    free(r->buf);
+    *r = (struct line_reader){ 0 };
+}
+
+char *message_line(cJSON *msg, size_t *len)
+{
+    char *text = json_line(msg);
+    cJSON_Delete(msg);
+    size_t n = strlen(text);
+    text = xrealloc(text, n + 2);
+    memcpy(text + n, "\n", 2);
+    *len = n + 1;
+    return text;
+}

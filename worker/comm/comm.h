@@ -1,0 +1,55 @@
+/* comm.h - collectives among the ranks of one job; every call counted in one place.
+ *
+ * A transport fills struct comm_transport (comm/shm.c, comm/nccl.c); callers use the functions below, which check, count
+ * bytes and time, and call it. Bytes are those this rank SENDS to other ranks (copies to itself are not sent); they must
+ * equal the formulas of docs/communication.md exactly. Rules: all ranks of a group make the same calls in the same order;
+ * buffers that cross ranks come from comm_memory(); a lost or stuck peer ends every wait within comm_open's deadline with
+ * E_PEER. Reductions add in rank order 0…n-1 in f32 (f64 for F64): the same bits on every rank. */
+#ifndef RM_WORKER_COMM_COMM_H
+#define RM_WORKER_COMM_COMM_H
+
+#include "kernels/kernels.h"
+#include "worker/link.h"
+
+enum comm_kind { COMM_ALL_TO_ALL, COMM_HOP, COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_BROADCAST, COMM_BARRIER, COMM_KINDS };
+extern const char *const comm_kind_names[COMM_KINDS];
+
+struct comm_count {
+    int64_t calls, bytes;       /* bytes sent */
+    double busy_s;              /* time in the transfer, waiting for late peers included */
+    double exposed_s;           /* time this rank's compute waited for it */
+};
+
+struct comm_world;              /* one per process */
+struct comm;                    /* a group of ranks */
+struct comm_hop;                /* a transfer under way */
+
+/* shared_bytes: what comm_memory must provide on each rank (the plan's PLACE_SHARED arena), the same on all ranks.
+ * transport: "shm" | "nccl". A single rank works with either, without peers. */
+int comm_open(struct comm_world **w, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
+              int64_t shared_bytes, int deadline_ms, struct error *err);
+void *comm_memory(struct comm_world *w);                /* shared_bytes of zeroed memory that peers can reach */
+/* A group of n ranks (world ranks in ascending group order); collective over the members only. */
+int comm_group(struct comm **c, struct comm_world *w, const int *ranks, int n, struct error *err);
+int comm_rank(const struct comm *c);                    /* this rank's place in the group */
+int comm_size(const struct comm *c);
+void comm_counts(const struct comm_world *w, struct comm_count out[COMM_KINDS]);    /* since comm_open */
+void comm_close(struct comm_world *w);                  /* removes shared memory; safe after an error */
+
+/* recv[p] = peer p's send[me]; slices of slice_bytes. Both buffers in comm_memory, n * slice_bytes each. Counts (n-1)*slice_bytes. */
+int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *send, int64_t slice_bytes, struct error *err);
+/* Ring step: send goes to rank+1, recv is filled from rank-1, while the caller computes. `send` must stay untouched and recv
+ * unread until comm_hop_wait. Several hops may be under way; they are waited for in the order they were started. */
+int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err);
+int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err);
+/* In place, sums in rank order. dt F32, F64 or BF16 (summed in f32). The buffer may be anywhere. Counts 2*(n-1)/n of the
+ * bytes, as reduce-scatter + all-gather over slices of ceil(count/n) elements send. */
+int comm_all_reduce(struct comm *c, struct stream *s, enum dtype dt, void *x, int64_t count, struct error *err);
+/* out[count] = sum over ranks of their in[me*count …]; in has n*count elements. Counts (n-1)*count elements. */
+int comm_reduce_scatter(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err);
+/* out[n*count]: rank p's in at p*count. in may be out + me*count. Counts (n-1)*count elements. */
+int comm_all_gather(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err);
+int comm_broadcast(struct comm *c, struct stream *s, void *x, int64_t bytes, int root, struct error *err);
+int comm_barrier(struct comm *c, struct error *err);
+
+#endif
