@@ -23,6 +23,13 @@
  *   stop        {mode: checkpoint|now|kill, reason}         kill: no grace
  *   checkpoint  {}
  *
+ * Command line: `ringmaster-keeper --dir <attempt dir> --spec <spec.json> --job ID --attempt N --nonce HEX [--resume CHECKPOINT]`; the daemon sets
+ * RINGMASTER_ATTEMPT=<nonce> in its environment, and everything the keeper starts inherits it: that is how leftovers are found.
+ * `spool` holds the very record lines sent to the daemon, in order; a daemon that finds the keeper gone reads the rest there.
+ * The keeper leaves once exit.json is on disk and the daemon attached has acknowledged last_seq, at the latest 5 s later.
+ * The plan: `ringmaster-worker --plan SPEC.json` prints one JSON object on stdout: exit code 0 {"ranks":[{"rank","bytes",
+ * "by_category":{…}}],"max_steps","warnings":[text],…}, or 1 with {"problems":[{"pointer","code","message"}]}.
+ *
  * exit.json: {protocol, job, attempt, nonce, state: succeeded|failed|cancelled|paused, reason, detail, last_step,
  *             checkpoint, started_ms, ended_ms, ranks:[{rank, pid, code, signal, last_step, reason}], summary} */
 #ifndef RM_API_MESSAGE_H
