@@ -27,8 +27,9 @@
  * RINGMASTER_ATTEMPT=<nonce> in its environment, and everything the keeper starts inherits it: that is how leftovers are found.
  * `spool` holds the very record lines sent to the daemon, in order; a daemon that finds the keeper gone reads the rest there.
  * The keeper leaves once exit.json is on disk and the daemon attached has acknowledged last_seq, at the latest 5 s later.
- * The plan: `ringmaster-worker --plan SPEC.json` prints one JSON object on stdout: exit code 0 {"ranks":[{"rank","bytes",
- * "by_category":{…}}],"max_steps","warnings":[text],…}, or 1 with {"problems":[{"pointer","code","message"}]}.
+ * The plan: `ringmaster-worker --plan SPEC.json` prints one JSON object on stdout: exit code 0 and {"ok":true,"steps",
+ * "policy","parallel":{"dp","ring","ulysses","why"},"ranks":[{"rank","peak_bytes","categories":{…},"buffers":[…]}],"warnings":[text]},
+ * or exit code 2 and {"ok":false,"problems":[{"pointer","code","message"}]}. `--brief` leaves out "buffers".
  *
  * exit.json: {protocol, job, attempt, nonce, state: succeeded|failed|cancelled|paused, reason, detail, last_step,
  *             checkpoint, started_ms, ended_ms, ranks:[{rank, pid, code, signal, last_step, reason}], summary} */
