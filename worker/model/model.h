@@ -62,9 +62,11 @@ struct model_loss {
     double loss_sum;            /* sum of weight * cross-entropy over this rank's tokens */
     double weight_sum;
     double correct, count;      /* argmax hits; labels != -100 */
+    double forward_s, backward_s;       /* wall time of each sweep */
 };
 
-/* Sets the micro-batch: the whole group's row; cuts out this rank's tokens. Borrowed only during the call. */
+/* Sets the micro-batch: the whole group's row; cuts out this rank's tokens. Borrowed only during the call. Dropout's bits depend on
+ * the spec's seed, row->epoch, row->index and the token's place in the row alone: not on the ranks, nor on what ran before. */
 int model_row(struct model *m, const struct row *row, struct error *err);
 /* Forward and backward of the current row; gradients of scale * loss_sum are added to flat_g. out is added to (zero it first). */
 int model_forward_backward(struct model *m, double scale, struct model_loss *out, struct error *err);
