@@ -18,6 +18,7 @@ struct comm_count {
     int64_t calls, bytes;       /* bytes sent */
     double busy_s;              /* time in the transfer, waiting for late peers included */
     double exposed_s;           /* time this rank's compute waited for it */
+    double late_s;              /* part of busy_s spent waiting for peers that had not come yet */
 };
 
 struct comm_world;              /* one per process */
@@ -29,6 +30,8 @@ struct comm_hop;                /* a transfer under way */
 int comm_open(struct comm_world **w, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err);
 void *comm_memory(struct comm_world *w);                /* shared_bytes of zeroed memory that peers can reach */
+/* Shared bytes the transport takes beside shared_bytes, per rank: the plan lists them. */
+int64_t comm_overhead_bytes(const char *transport, int world);
 /* A group of n ranks (world ranks in ascending group order); collective over the members only. */
 int comm_group(struct comm **c, struct comm_world *w, const int *ranks, int n, struct error *err);
 int comm_rank(const struct comm *c);                    /* this rank's place in the group */
@@ -36,10 +39,15 @@ int comm_size(const struct comm *c);
 void comm_counts(const struct comm_world *w, struct comm_count out[COMM_KINDS]);    /* since comm_open */
 void comm_close(struct comm_world *w);                  /* removes shared memory; safe after an error */
 
-/* recv[p] = peer p's send[me]; slices of slice_bytes. Both buffers in comm_memory, n * slice_bytes each. Counts (n-1)*slice_bytes. */
+/* One exchange of several tensors: for each part recv[p] = peer p's send[me], slices of slice_bytes, n of them in each buffer.
+ * send lies in comm_memory, recv anywhere. One call; counts (n-1) * the parts' slice_bytes. */
+enum { COMM_PARTS_MAX = 4 };
+struct comm_part { void *recv; const void *send; int64_t slice_bytes; };
+int comm_all_to_all_parts(struct comm *c, struct stream *s, const struct comm_part *parts, int n_parts, struct error *err);
 int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *send, int64_t slice_bytes, struct error *err);
-/* Ring step: send goes to rank+1, recv is filled from rank-1, while the caller computes. `send` must stay untouched and recv
- * unread until comm_hop_wait. Several hops may be under way; they are waited for in the order they were started. */
+/* Ring step: send (in comm_memory) goes to rank+1, recv is filled from rank-1, while the caller computes. `send` must stay
+ * untouched and recv unread until comm_hop_wait. Several hops (at most 8) may be under way; they are waited for in the order
+ * they were started. send NULL: nothing goes out, recv NULL: nothing comes in; the neighbours must agree. */
 int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err);
 int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err);
 /* In place, sums in rank order. dt F32, F64 or BF16 (summed in f32). The buffer may be anywhere. Counts 2*(n-1)/n of the

@@ -1,0 +1,231 @@
+/* comm.c - the one place through which every collective passes: it checks, counts and times, then calls the transport.
+ *
+ * A group of one rank never reaches a transport: here are the copies such a call still owes. */
+#include "worker/comm/transport.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+const char *const comm_kind_names[COMM_KINDS] = {
+    [COMM_ALL_TO_ALL] = "all_to_all", [COMM_HOP] = "hop", [COMM_ALL_REDUCE] = "all_reduce", [COMM_REDUCE_SCATTER] = "reduce_scatter",
+    [COMM_ALL_GATHER] = "all_gather", [COMM_BROADCAST] = "broadcast", [COMM_BARRIER] = "barrier",
+};
+
+double comm_now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+int comm_open_with(struct comm_world **out, const struct comm_transport *t, const struct kernel_ops *ops, const struct comm_meeting *meeting,
+                   int rank, int world, int64_t shared_bytes, int deadline_ms, struct error *err)
+{
+    assert(world >= 1 && rank >= 0 && rank < world && shared_bytes >= 0);
+    struct comm_world *w = xcalloc(1, sizeof *w);
+    *w = (struct comm_world){ .t = t, .ops = ops, .rank = rank, .world = world, .shared_bytes = shared_bytes };
+    if (meeting) w->meeting = *meeting;
+    int rc = OK;
+    if (world == 1) {                       /* nobody to share with: plain zeroed memory, which costs nothing until touched */
+        if (shared_bytes > 0) {
+            void *m = mmap(NULL, (size_t)shared_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (m == MAP_FAILED)
+                rc = error_set(err, E_NOMEM, "no memory for %lld bytes of exchange buffers", (long long)shared_bytes);
+            else
+                w->memory = m;
+        }
+    } else {
+        assert(meeting != NULL && deadline_ms > 0);
+        rc = t->open(w, shared_bytes, deadline_ms, err);
+    }
+    if (rc != OK) {
+        comm_close(w);
+        w = NULL;
+    }
+    *out = w;
+    return rc;
+}
+
+void comm_close(struct comm_world *w)
+{
+    if (w == NULL) return;
+    while (w->groups) {
+        struct comm *c = w->groups;
+        w->groups = c->next;
+        if (c->n > 1 && w->t->group_free) w->t->group_free(c);
+        free(c->ranks);
+        free(c);
+    }
+    if (w->world > 1)
+        w->t->close(w);
+    else if (w->memory)
+        (void)munmap(w->memory, (size_t)w->shared_bytes);
+    free(w);
+}
+
+void *comm_memory(struct comm_world *w) { return w->memory; }
+int comm_rank(const struct comm *c) { return c->me; }
+int comm_size(const struct comm *c) { return c->n; }
+
+void comm_counts(const struct comm_world *w, struct comm_count out[COMM_KINDS])
+{
+    memcpy(out, w->counts, sizeof w->counts);
+}
+
+int comm_group(struct comm **out, struct comm_world *w, const int *ranks, int n, struct error *err)
+{
+    struct comm *c = xcalloc(1, sizeof *c);
+    *c = (struct comm){ .w = w, .n = n, .me = -1, .ranks = xmalloc(sizeof *ranks * (unsigned long)n) };
+    memcpy(c->ranks, ranks, sizeof *ranks * (unsigned long)n);
+    for (int i = 0; i < n; i++) {
+        assert(ranks[i] >= 0 && ranks[i] < w->world && (i == 0 || ranks[i] > ranks[i - 1]));
+        if (ranks[i] == w->rank) c->me = i;
+    }
+    assert(c->me >= 0);
+    int rc = n > 1 && w->t->group ? w->t->group(c, err) : OK;
+    if (rc != OK) {
+        free(c->ranks);
+        free(c);
+        *out = NULL;
+        return rc;
+    }
+    c->next = w->groups;
+    w->groups = c;
+    *out = c;
+    return OK;
+}
+
+/* A call's clock: started before the transport runs, stopped after. */
+static double call_start(struct comm_world *w)
+{
+    w->late_s = 0;
+    return comm_now();
+}
+
+static void call_end(struct comm_world *w, enum comm_kind kind, int64_t bytes, double started)
+{
+    struct comm_count *n = &w->counts[kind];
+    n->calls++;
+    n->bytes += bytes;
+    if (w->t->async) return;
+    double took = comm_now() - started;
+    n->busy_s += took;
+    n->exposed_s += took;
+    n->late_s += w->late_s;
+}
+
+/* Within one rank; the CPU table's copy is memcpy, a device's runs on the stream. */
+static int local_copy(struct comm *c, struct stream *s, void *dst, const void *src, int64_t bytes, struct error *err)
+{
+    if (dst == src || bytes == 0) return OK;
+    if (c->w->ops == NULL || s == NULL) {
+        memmove(dst, src, (size_t)bytes);
+        return OK;
+    }
+    int rc = c->w->ops->copy(s, dst, src, (size_t)bytes);
+    return rc == OK ? OK : error_set(err, rc, "copy of %lld bytes: %s", (long long)bytes, c->w->ops->error(s));
+}
+
+int comm_all_to_all_parts(struct comm *c, struct stream *s, const struct comm_part *parts, int n_parts, struct error *err)
+{
+    assert(n_parts >= 1 && n_parts <= COMM_PARTS_MAX);
+    int64_t bytes = 0;
+    for (int i = 0; i < n_parts; i++) bytes += parts[i].slice_bytes;
+    if (bytes == 0) return OK;
+    if (c->n == 1) {
+        int rc = OK;
+        for (int i = 0; i < n_parts && rc == OK; i++) rc = local_copy(c, s, parts[i].recv, parts[i].send, parts[i].slice_bytes, err);
+        return rc;
+    }
+    double t0 = call_start(c->w);
+    int rc = c->w->t->all_to_all(c, s, parts, n_parts, err);
+    call_end(c->w, COMM_ALL_TO_ALL, (c->n - 1) * bytes, t0);
+    return rc;
+}
+
+int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *send, int64_t slice_bytes, struct error *err)
+{
+    struct comm_part p = { recv, send, slice_bytes };
+    return comm_all_to_all_parts(c, s, &p, 1, err);
+}
+
+int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err)
+{
+    *h = NULL;
+    if (bytes == 0 || (recv == NULL && send == NULL)) return OK;
+    if (c->n == 1) return recv && send ? local_copy(c, s, recv, send, bytes, err) : OK;
+    double t0 = comm_now();
+    int rc = c->w->t->hop_start(c, s, recv, send, bytes, h, err);
+    struct comm_count *n = &c->w->counts[COMM_HOP];
+    n->calls++;
+    n->bytes += send ? bytes : 0;
+    if (!c->w->t->async) n->exposed_s += comm_now() - t0;
+    return rc;
+}
+
+int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err)
+{
+    if (h == NULL) return OK;
+    double t0 = comm_now(), busy = 0, late = 0;
+    int rc = c->w->t->hop_wait(c, s, h, &busy, &late, err);
+    if (!c->w->t->async) {
+        struct comm_count *n = &c->w->counts[COMM_HOP];
+        n->exposed_s += comm_now() - t0;
+        n->busy_s += busy;
+        n->late_s += late;
+    }
+    return rc;
+}
+
+int comm_all_reduce(struct comm *c, struct stream *s, enum dtype dt, void *x, int64_t count, struct error *err)
+{
+    assert(dt == DT_F32 || dt == DT_F64 || dt == DT_BF16);
+    if (c->n == 1 || count == 0) return OK;
+    double t0 = call_start(c->w);
+    int rc = c->w->t->all_reduce(c, s, dt, x, count, err);
+    call_end(c->w, COMM_ALL_REDUCE, 2 * (c->n - 1) * ((count + c->n - 1) / c->n) * (int64_t)dtype_size(dt), t0);
+    return rc;
+}
+
+int comm_reduce_scatter(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err)
+{
+    assert(dt == DT_F32 || dt == DT_F64 || dt == DT_BF16);
+    if (count == 0) return OK;
+    if (c->n == 1) return local_copy(c, s, out, in, count * (int64_t)dtype_size(dt), err);
+    double t0 = call_start(c->w);
+    int rc = c->w->t->reduce_scatter(c, s, dt, out, in, count, err);
+    call_end(c->w, COMM_REDUCE_SCATTER, (c->n - 1) * count * (int64_t)dtype_size(dt), t0);
+    return rc;
+}
+
+int comm_all_gather(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err)
+{
+    if (count == 0) return OK;
+    if (c->n == 1) return local_copy(c, s, out, in, count * (int64_t)dtype_size(dt), err);
+    double t0 = call_start(c->w);
+    int rc = c->w->t->all_gather(c, s, dt, out, in, count, err);
+    call_end(c->w, COMM_ALL_GATHER, (c->n - 1) * count * (int64_t)dtype_size(dt), t0);
+    return rc;
+}
+
+int comm_broadcast(struct comm *c, struct stream *s, void *x, int64_t bytes, int root, struct error *err)
+{
+    assert(root >= 0 && root < c->n);
+    if (c->n == 1 || bytes == 0) return OK;
+    double t0 = call_start(c->w);
+    int rc = c->w->t->broadcast(c, s, x, bytes, root, err);
+    call_end(c->w, COMM_BROADCAST, c->me == root ? (c->n - 1) * bytes : 0, t0);
+    return rc;
+}
+
+int comm_barrier(struct comm *c, struct error *err)
+{
+    if (c->n == 1) return OK;
+    double t0 = call_start(c->w);
+    int rc = c->w->t->barrier(c, err);
+    call_end(c->w, COMM_BARRIER, 0, t0);
+    return rc;
+}
