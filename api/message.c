@@ -1,5 +1,8 @@
 #include "api/message.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +44,8 @@ static void take_line(struct line_reader *r, const char *line, size_t n, void (*
         cJSON_Delete(msg);
         return;
     }
+    r->line = line;
+    r->line_len = n;
     on_line(arg, msg);
     cJSON_Delete(msg);
 }
@@ -90,4 +95,23 @@ char *message_line(cJSON *msg, size_t *len)
     memcpy(text + n, "\n", 2);
     *len = n + 1;
     return text;
+}
+
+int message_socket_path(char out[64], int *dirfd, const char *dir, struct error *err)
+{
+    *dirfd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (*dirfd < 0) {
+        int e = errno;
+        return error_set(err, status_of_errno(e), "open %s: %s", dir, strerror(e));
+    }
+    (void)snprintf(out, 64, "/proc/self/fd/%d/keeper.sock", *dirfd);
+    return OK;
+}
+
+bool exit_reason_retries(const char *reason)
+{
+    static const char *const final[] = { "finished", "cancelled", "paused", "time_limit", "oom_gpu", "oom_host", "bad_spec", "spawn_failed" };
+    for (size_t i = 0; i < sizeof final / sizeof final[0]; i++)
+        if (strcmp(reason, final[i]) == 0) return false;
+    return true;
 }
