@@ -294,6 +294,29 @@ int spec_parse(struct spec *s, const char *text, size_t len, struct problems *p)
     return rc;
 }
 
+/* "dir/x" for a relative x; dir is the folder `of` lies in, made absolute where that is possible. */
+static void anchor(char **path, const char *of)
+{
+    if (*path == NULL || **path == '/') return;
+    char *file = realpath(of, NULL);
+    const char *base = file ? file : of, *slash = strrchr(base, '/');
+    char *joined = slash ? xasprintf("%.*s/%s", (int)(slash - base), base, *path) : xstrdup(*path);
+    free(*path);
+    *path = joined;
+    free(file);
+}
+
+static void anchor_paths(struct spec *s, const char *of)
+{
+    for (int i = 0; i < n_spec_fields; i++) {
+        const struct field *f = &spec_fields[i];
+        if (f->type == FIELD_PATH) anchor(member(s, f), of);
+        if (f->type != FIELD_PATHS) continue;
+        struct strlist *list = member(s, f);
+        for (int k = 0; k < list->n; k++) anchor(&list->v[k], of);
+    }
+}
+
 int spec_read(struct spec *s, const char *path, struct problems *p)
 {
     struct error err;
@@ -306,6 +329,7 @@ int spec_read(struct spec *s, const char *path, struct problems *p)
     }
     int rc = spec_parse(s, text, len, p);
     free(text);
+    if (rc == OK) anchor_paths(s, path);
     return rc;
 }
 

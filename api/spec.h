@@ -70,6 +70,7 @@ cJSON *problems_json(const struct problems *p);         /* [{"pointer","code","m
  * no JSON at all is one problem at "". */
 int spec_parse(struct spec *s, const char *text, size_t len, struct problems *p);
 int spec_from_json(struct spec *s, const cJSON *json, struct problems *p);
+/* As spec_parse, from a file; relative paths in it are taken from the file's own folder. */
 int spec_read(struct spec *s, const char *path, struct problems *p);
 /* All fields, defaults included, in table order: the normal form that is stored and shown. */
 cJSON *spec_json(const struct spec *s);

@@ -1,0 +1,24 @@
+/* checkpoint.h - <output_dir>/checkpoint-<step>: complete or absent, under SIGKILL and a full disk.
+ *
+ *   adapter_model.safetensors + adapter_config.json, or model.safetensors(+index) + config.json     what PEFT, transformers, vLLM load
+ *   tokenizer files, copied
+ *   optimizer-<i>-of-<n>.safetensors   f32 moments and masters of a range of the flat vector; not with save_only_model
+ *   trainer_state.json                 progress, and every other file with its size: written last, the mark of completeness
+ * Written in .tmp-checkpoint-<step>, every file fsynced, then renamed. Optimizer ranges are by parameter position, which does not depend
+ * on the number of ranks: any P, U, R resumes any checkpoint. */
+#ifndef RM_WORKER_TRAIN_CHECKPOINT_H
+#define RM_WORKER_TRAIN_CHECKPOINT_H
+
+#include "worker/train/run.h"
+
+/* Writes the checkpoint of r->progress.step and applies save_total_limit. Collective. A failure leaves nothing half-written
+ * and every rank with an error; an existing checkpoint of this step is replaced in one move. */
+int checkpoint_save(struct run *r, struct error *err);
+/* Weights, moments, masters, progress and data position from dir. Collective. */
+int checkpoint_load(struct run *r, const char *dir, struct error *err);
+/* What a plan can say about dir without a model: exists, complete, resumable, written by a run with this seed and tuner. */
+int checkpoint_check(const char *dir, const struct spec *spec, struct progress *p, struct error *err);
+/* Removes what a killed run left aside in output_dir. One rank calls it. */
+int checkpoint_sweep(const char *output_dir, struct error *err);
+
+#endif

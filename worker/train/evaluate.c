@@ -1,0 +1,21 @@
+#include "worker/train/evaluate.h"
+
+#include <math.h>
+
+int evaluate(struct run *r, double *loss, struct error *err)
+{
+    struct job *j = &r->job;
+    struct model_loss sum = { 0 };
+    int rc = OK;
+    link_step(r->link, r->progress.step, "evaluate");
+    for (int64_t i = j->mesh.dp_rank; i < r->info.val_rows && rc == OK; i += j->mesh.dp) {
+        const struct row *row;
+        rc = loader_val(r->loader, i, &row, err);
+        if (rc == OK) rc = model_row(j->model, row, err);
+        if (rc == OK) rc = model_eval(j->model, &sum, err);
+    }
+    double v[2] = { sum.loss_sum, sum.weight_sum };
+    if (rc == OK) rc = run_sum(r, j->mesh.all, v, 2, err);
+    *loss = v[1] > 0 ? v[0] / v[1] : NAN;
+    return rc;
+}

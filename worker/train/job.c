@@ -1,0 +1,41 @@
+#include "worker/train/job.h"
+
+int job_layout(struct job *j, struct error *err)
+{
+    struct arena *device = &j->arenas[PLACE_DEVICE], *shared = &j->arenas[PLACE_SHARED], *host = &j->arenas[PLACE_HOST];
+    batch_bounds(j->spec, j->mesh.R * j->mesh.U, &j->max_T, &j->max_docs);
+    batch_init(&j->batch, j->spec->gradient_accumulation_steps, j->max_T, j->max_docs, host);
+
+    j->scalars = arena_take(device, MEM_COMMUNICATION, DT_F64, 16, 0, 0, 0, "scalars");
+    struct model_options o = { .spec = j->spec, .config = j->config, .ops = j->ops, .mesh = &j->mesh, .policy = j->policy,
+                               .max_T = j->max_T, .max_docs = j->max_docs };
+    int rc = model_new(&j->model, &o, j->stream, device, shared, host, err);
+    if (rc != OK) return rc;
+    const struct params *p = model_params(j->model);
+    return optimizer_new(&j->opt, j->spec, j->ops, p, 0, p->n_flat, device, err);
+}
+
+void job_release(struct job *j)
+{
+    optimizer_free(j->opt);
+    if (j->model) model_free(j->model);
+    batch_release(&j->batch);
+    for (int i = 0; i < MEM_PLACES; i++) arena_release_all(&j->arenas[i]);
+    j->opt = NULL;
+    j->model = NULL;
+}
+
+int64_t job_peak(const struct job *j)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < MEM_PLACES; i++) sum += j->arenas[i].peak;
+    return sum;
+}
+
+void job_by_category(const struct job *j, int64_t out[MEM_CATEGORIES])
+{
+    for (int c = 0; c < MEM_CATEGORIES; c++) {
+        out[c] = 0;
+        for (int i = 0; i < MEM_PLACES; i++) out[c] += j->arenas[i].peak_by_category[c];
+    }
+}

@@ -1,0 +1,31 @@
+/* job.h - all that one rank owns, laid out by one function: run on recording arenas it is the plan, with memory it is the rank. */
+#ifndef RM_WORKER_TRAIN_JOB_H
+#define RM_WORKER_TRAIN_JOB_H
+
+#include "worker/model/model.h"
+#include "worker/train/batch.h"
+#include "worker/train/optimizer.h"
+
+struct job {
+    const struct spec *spec;
+    const struct model_config *config;
+    const struct kernel_ops *ops;
+    struct mesh mesh;
+    enum act_policy policy;
+    struct stream *stream;              /* NULL when planning */
+    struct arena arenas[MEM_PLACES];
+    struct model *model;
+    struct optimizer *opt;
+    struct batch batch;
+    double *scalars;                    /* device f64 [16]: small sums over ranks */
+    int64_t max_T, max_docs;
+};
+
+/* Everything a rank takes, in order, from j->arenas. spec, config, ops, mesh, policy, stream and the arenas are set before. */
+int job_layout(struct job *j, struct error *err);
+/* Frees what job_layout made and the arenas' records; not the memory itself. */
+void job_release(struct job *j);
+int64_t job_peak(const struct job *j);                                      /* bytes, all places */
+void job_by_category(const struct job *j, int64_t out[MEM_CATEGORIES]);     /* at each place's peak */
+
+#endif

@@ -1,0 +1,77 @@
+#include "worker/train/optimizer.h"
+
+#include <stdlib.h>
+
+static void add_range(struct optimizer *o, struct opt_range r)
+{
+    int64_t from = r.at > o->lo ? r.at : o->lo, to = r.at + r.n < o->hi ? r.at + r.n : o->hi;
+    if (from >= to) return;
+    r.at = from;
+    r.n = to - from;
+    o->ranges = xrealloc(o->ranges, (unsigned long)(o->n_ranges + 1) * sizeof *o->ranges);
+    o->ranges[o->n_ranges++] = r;
+}
+
+int optimizer_new(struct optimizer **out, const struct spec *spec, const struct kernel_ops *ops, const struct params *params, int64_t lo, int64_t hi,
+                  struct arena *device, struct error *err)
+{
+    (void)err;
+    struct optimizer *o = *out = xcalloc(1, sizeof *o);
+    *o = (struct optimizer){ .ops = ops, .params = params, .lo = lo, .hi = hi, .beta1 = spec->adam_beta1, .beta2 = spec->adam_beta2,
+                             .eps = spec->adam_epsilon, .decay = spec->weight_decay };
+    double b_ratio = spec->lorap_lr_ratio > 0 ? spec->lorap_lr_ratio : 1;
+    for (int64_t i = 0; i < params->n; i++) {
+        const struct param *p = &params->v[i];
+        if (p->trained) add_range(o, (struct opt_range){ p->at, p->n, p->decay, p->lora == LORA_B ? b_ratio : 1 });
+    }
+    int64_t n = hi - lo;
+    if (params->dt != DT_F32) o->master = arena_take(device, MEM_OPTIMIZER, DT_F32, n, 0, 0, 0, "optimizer.master");
+    o->m = arena_take(device, MEM_OPTIMIZER, DT_F32, n, 0, 0, 0, "optimizer.exp_avg");
+    o->v = arena_take(device, MEM_OPTIMIZER, DT_F32, n, 0, 0, 0, "optimizer.exp_avg_sq");
+    o->sumsq = arena_take(device, MEM_OPTIMIZER, DT_F64, 1, 0, 0, 0, "optimizer.sumsq");
+    return OK;
+}
+
+void optimizer_free(struct optimizer *o)
+{
+    if (o == NULL) return;
+    free(o->ranges);
+    free(o);
+}
+
+static int op_status(const struct optimizer *o, struct stream *s, int rc, const char *what, struct error *err)
+{
+    return rc == OK ? OK : error_set(err, (enum status)rc, "%s: %s", what, o->ops->error(s));
+}
+
+int optimizer_start(struct optimizer *o, struct stream *s, struct error *err)
+{
+    if (o->master == NULL) return OK;
+    const char *w = (const char *)o->params->flat_w + (size_t)o->lo * dtype_size(o->params->dt);
+    return op_status(o, s, o->ops->cast(s, DT_F32, o->master, o->params->dt, w, o->hi - o->lo), "optimizer masters", err);
+}
+
+int optimizer_sumsq(struct optimizer *o, struct stream *s, double *sum, struct error *err)
+{
+    int rc = o->ops->zero(s, o->sumsq, sizeof *o->sumsq);
+    if (rc == OK) rc = o->ops->sumsq(s, o->sumsq, o->params->flat_g + o->lo, o->hi - o->lo);
+    if (rc == OK) rc = o->ops->copy(s, sum, o->sumsq, sizeof *sum);
+    if (rc != OK) return op_status(o, s, rc, "gradient norm", err);
+    return o->ops->stream_wait(s, err);
+}
+
+int optimizer_step(struct optimizer *o, struct stream *s, float gscale, double lr, struct error *err)
+{
+    const struct params *p = o->params;
+    o->t++;
+    for (int64_t i = 0; i < o->n_ranges; i++) {
+        const struct opt_range *r = &o->ranges[i];
+        int64_t k = r->at - o->lo;
+        float *w32 = o->master ? o->master + k : (float *)p->flat_w + r->at;
+        bf16 *w16 = o->master ? (bf16 *)p->flat_w + r->at : NULL;
+        int rc = o->ops->adamw(s, w32, w16, o->m + k, o->v + k, p->flat_g + r->at, r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
+                               r->decay ? o->decay : 0, o->t);
+        if (rc != OK) return op_status(o, s, rc, "adamw", err);
+    }
+    return OK;
+}

@@ -1,0 +1,368 @@
+/* run.c - the life of a rank: data, mesh, memory from the plan, model, steps, done. */
+#include "worker/train/run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/file.h"
+#include "api/message.h"
+#include "worker/train/checkpoint.h"
+#include "worker/train/evaluate.h"
+#include "worker/train/plan.h"
+#include "worker/train/step.h"
+
+static volatile sig_atomic_t stop_requested;
+void run_request_stop(void) { stop_requested = 1; }
+bool run_stop_requested(void) { return stop_requested != 0; }
+
+int64_t run_steps(const struct spec *spec, int64_t per_epoch)
+{
+    if (spec->max_steps > 0) return spec->max_steps;
+    int64_t per = (per_epoch + spec->gradient_accumulation_steps - 1) / spec->gradient_accumulation_steps;
+    double steps = ceil((double)per * spec->num_train_epochs);
+    return steps < 1 ? 1 : (int64_t)steps;
+}
+
+int run_sum(struct run *r, struct comm *c, double *v, int n, struct error *err)
+{
+    struct job *j = &r->job;
+    if (comm_size(c) == 1) return OK;
+    int rc = j->ops->copy(j->stream, j->scalars, v, (size_t)n * sizeof *v);
+    if (rc == OK) rc = comm_all_reduce(c, j->stream, DT_F64, j->scalars, n, err);
+    else return error_set(err, (enum status)rc, "sum over ranks: %s", j->ops->error(j->stream));
+    if (rc != OK) return rc;
+    rc = j->ops->copy(j->stream, v, j->scalars, (size_t)n * sizeof *v);
+    if (rc != OK) return error_set(err, (enum status)rc, "sum over ranks: %s", j->ops->error(j->stream));
+    return j->ops->stream_wait(j->stream, err);
+}
+
+int run_agree(struct run *r, int rc, struct error *err)
+{
+    double v[2] = { rc != OK, rc };         /* how many failed, and the sum of their codes */
+    int sum = run_sum(r, r->job.mesh.all, v, 2, rc == OK ? err : NULL);
+    if (rc != OK) return rc;
+    if (sum != OK || v[0] <= 0) return sum;
+    enum status code = v[0] < 2 ? (enum status)v[1] : E_PEER;
+    return error_set(err, code, "another rank failed at the same point: %s", status_name(code));
+}
+
+void run_event(struct run *r, const char *level, const char *code, const char *fmt, ...)
+{
+    char text[1200];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "t", "event");
+    json_add_str(o, "level", level);
+    json_add_str(o, "code", code);
+    json_add_str(o, "text", text);
+    link_send(r->link, o);
+    if (!r->quiet) (void)fprintf(stderr, "%s: %s\n", level, text);
+}
+
+/* --- start --- */
+
+static void set_threads(const struct spec *spec, int world)
+{
+    cpu_set_t set;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int here = world < spec->nproc_per_node ? world : (int)spec->nproc_per_node;
+    int n = spec->threads_per_rank > 0 ? (int)spec->threads_per_rank : cores / here;
+    kernel_cpu_threads(n > 0 ? n : 1);
+}
+
+/* Rank 0 decides what all must do alike, the policy and the shared bytes, and tells the others. */
+static int agree_on_plan(struct run *r, int64_t *shared_bytes, struct error *err)
+{
+    struct job *j = &r->job;
+    char *value = NULL;
+    int rc = OK, policy = 0;
+    if (j->mesh.rank == 0) {
+        struct plan plan;
+        rc = plan_make(&plan, r->spec, j->config, j->ops, j->mesh.world, err);
+        if (rc == OK) {
+            j->policy = plan.policy;
+            *shared_bytes = plan.shared_bytes;
+            value = xasprintf("%d %" PRId64, (int)plan.policy, plan.shared_bytes);
+            rc = link_put(r->link, "plan", value, err);
+            plan_release(&plan);
+        }
+    } else {
+        rc = link_get(r->link, "plan", &value, (int)r->spec->stall_timeout_ms, err);
+        if (rc == OK && sscanf(value, "%d %" SCNd64, &policy, shared_bytes) != 2) rc = error_set(err, E_INTERNAL, "plan from rank 0: \"%s\"", value);
+        j->policy = (enum act_policy)policy;
+    }
+    free(value);
+    return rc;
+}
+
+static int take_memory(struct run *r, int64_t shared_bytes, struct error *err)
+{
+    struct job *j = &r->job, dry = { .spec = j->spec, .config = j->config, .ops = j->ops, .mesh = j->mesh, .policy = j->policy };
+    void *device = NULL, *host = NULL, *shared = NULL;
+    for (int i = 0; i < MEM_PLACES; i++) arena_init(&dry.arenas[i], (enum mem_place)i, NULL, 0);
+    int rc = job_layout(&dry, err);
+    int64_t bytes[MEM_PLACES];
+    for (int i = 0; i < MEM_PLACES; i++) bytes[i] = dry.arenas[i].peak > 0 ? dry.arenas[i].peak : 256;
+    job_release(&dry);
+    if (rc != OK) return rc;
+    if (shared_bytes < bytes[PLACE_SHARED]) shared_bytes = bytes[PLACE_SHARED];
+
+    rc = comm_open(&r->world, j->ops == kernel_ops_cpu() ? "shm" : "nccl", j->ops, r->link, j->mesh.rank, j->mesh.world, shared_bytes,
+                   (int)r->spec->stall_timeout_ms, err);
+    if (rc == OK) rc = mesh_connect(&j->mesh, r->world, err);
+    if (rc == OK) rc = j->ops->mem_alloc(&device, (size_t)bytes[PLACE_DEVICE], err);
+    if (rc == OK) {
+        arena_init(&j->arenas[PLACE_DEVICE], PLACE_DEVICE, device, bytes[PLACE_DEVICE]);
+        rc = j->ops->host_alloc(&host, (size_t)bytes[PLACE_HOST], err);
+    }
+    if (rc == OK) {
+        arena_init(&j->arenas[PLACE_HOST], PLACE_HOST, host, bytes[PLACE_HOST]);
+        shared = comm_memory(r->world);
+        arena_init(&j->arenas[PLACE_SHARED], PLACE_SHARED, shared, shared_bytes);
+        rc = job_layout(j, err);
+    }
+    return rc;
+}
+
+static int load_weights(struct run *r, const char *resume, struct error *err)
+{
+    struct job *j = &r->job;
+    int rc;
+    if (strcmp(r->spec->init, "random") == 0) rc = model_init_random(j->model, (uint64_t)r->spec->seed, err);
+    else rc = model_load(j->model, r->spec->model, err);
+    if (rc == OK && strcmp(r->spec->init, "random") == 0 && r->spec->adapter) rc = model_load_adapter(j->model, r->spec->adapter, err);
+    if (rc == OK) rc = optimizer_start(j->opt, j->stream, err);
+    rc = run_agree(r, rc, err);
+    if (rc == OK && resume) rc = checkpoint_load(r, resume, err);
+    if (rc == OK) rc = model_weights_changed(j->model, err);
+    return rc;
+}
+
+static void say_ready(struct run *r)
+{
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "t", "ready");
+    json_add_int(o, "peak_bytes", job_peak(&r->job));
+    json_add_str(o, "device", r->job.ops->name);
+    json_add_int(o, "steps", r->steps);
+    json_add_int(o, "step", r->progress.step);
+    json_add_str(o, "policy", act_policy_names[r->job.policy]);
+    json_add_str(o, "parallel", r->job.mesh.why);
+    link_send(r->link, o);
+}
+
+static void show_progress(void *arg, const char *what, int64_t done, int64_t total)
+{
+    struct run *r = arg;
+    link_step(r->link, 0, "data");
+    if (r->job.mesh.rank == 0 && !r->quiet && isatty(STDERR_FILENO))
+        (void)fprintf(stderr, "\r%s %" PRId64 "/%" PRId64 "%s", what, done, total, done >= total ? "\n" : "");
+}
+
+static int start(struct run *r, int rank, int world, const char *resume, struct model_config *config, struct error *err)
+{
+    struct job *j = &r->job;
+    int64_t shared_bytes = 0, max_T, max_docs;
+    link_step(r->link, 0, "start");
+    int rc = plan_device(r->spec, &j->ops, err);
+    if (rc == OK) rc = j->ops->device_open(j->ops == kernel_ops_cpu() ? 0 : rank % (int)r->spec->nproc_per_node, err);
+    if (rc == OK) rc = model_config_read(config, r->spec->model, r->spec, err);
+    if (rc == OK) rc = mesh_choose(&j->mesh, r->spec, config->H, config->Hkv, rank, err);
+    if (rc != OK) return rc;
+    if (j->mesh.world != world) return error_set(err, E_INVALID, "--world %d, but the spec asks for %d ranks (nproc_per_node)", world, j->mesh.world);
+    int sp = j->mesh.R * j->mesh.U;
+    rc = agree_on_plan(r, &shared_bytes, err);
+    if (rc == OK) rc = loader_open(&r->loader, r->spec, j->mesh.dp_rank, j->mesh.dp, sp, show_progress, r, err);
+    if (rc != OK) return rc;
+    loader_info(r->loader, &r->info);
+    loader_bounds(r->loader, &max_T, &max_docs);
+    r->per_epoch = r->info.micro_per_epoch;
+    r->steps = run_steps(r->spec, r->per_epoch);
+    schedule_init(&r->schedule, r->spec, r->steps);
+    rc = j->ops->stream_new(&j->stream, r->spec->deterministic, err);
+    if (rc == OK) rc = take_memory(r, shared_bytes, err);
+    if (rc != OK) return rc;
+    if (max_T > j->max_T || max_docs > j->max_docs)
+        return error_set(err, E_INTERNAL, "the loader's rows may have %" PRId64 " tokens in %" PRId64 " documents, the plan counted on %" PRId64 " in %" PRId64,
+                         max_T, max_docs, j->max_T, j->max_docs);
+    if (rank == 0) {
+        rc = make_dirs(r->spec->output_dir, err);
+        if (rc == OK) rc = checkpoint_sweep(r->spec->output_dir, err);
+    }
+    rc = run_agree(r, rc, err);
+    return rc == OK ? load_weights(r, resume, err) : rc;
+}
+
+/* --- steps --- */
+
+static int append_log(const struct run *r, const cJSON *record, struct error *err)
+{
+    char *path = xasprintf("%s/logging.jsonl", r->spec->output_dir), *text = json_line(record);
+    size_t n = strlen(text);
+    text[n] = '\n';         /* in place of the NUL: one write, so that lines are whole */
+    int rc = OK, fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) rc = error_set(err, status_of_errno(errno), "%s: %s", path, strerror(errno));
+    else {
+        rc = write_all(fd, text, n + 1, err);
+        (void)close(fd);
+    }
+    free(text);
+    free(path);
+    return rc;
+}
+
+static void report(struct run *r, const struct step_result *s)
+{
+    struct error err;
+    cJSON *o = meter_record(&r->meter, &r->job, r->world, s, r->steps - s->step, r->progress.skipped);
+    if (!isnan(r->eval_loss)) {
+        json_add_num(o, "eval_loss", r->eval_loss);
+        json_add_num(o, "eval_perplexity", exp(r->eval_loss));
+    }
+    bool logged = s->step % r->spec->logging_steps == 0 || s->step == r->steps || !isnan(r->eval_loss);
+    if (r->job.mesh.rank == 0 && logged) {
+        if (append_log(r, o, &err) != OK) run_event(r, "warning", "log", "%s", err.text);      /* the run is worth more than its log */
+        if (!r->quiet)
+            (void)fprintf(stderr, "step %" PRId64 "/%" PRId64 "  loss %.6f  grad %.4f  lr %.3g  %.0f tokens/s  comm %.1f%%\n", s->step, r->steps, s->loss, s->grad_norm, s->lr,
+                          json_num(o, "tokens_per_s", 0), 100 * json_num(o, "comm_share", 0));
+    }
+    if (s->skipped) run_event(r, "warning", "skipped_step", "step %" PRId64 ": gradients are not finite; the step was skipped (%" PRId64 " so far)", s->step, r->progress.skipped);
+    if (logged) link_send(r->link, o);
+    else cJSON_Delete(o);
+}
+
+static int save(struct run *r, struct error *err)
+{
+    double from = now_s();
+    link_step(r->link, r->progress.step, "checkpoint");
+    int rc = checkpoint_save(r, err);
+    r->meter.phase_s[PHASE_CHECKPOINT] += now_s() - from;
+    if (rc == OK && r->job.mesh.rank == 0) {
+        cJSON *o = cJSON_CreateObject();
+        json_add_str(o, "t", "checkpoint");
+        json_add_int(o, "step", r->progress.step);
+        json_add_str(o, "path", r->last_checkpoint);
+        link_send(r->link, o);
+    }
+    return rc;
+}
+
+/* The best is one that can be loaded: only steps about to be saved count. */
+static void note_best(struct run *r)
+{
+    struct progress *p = &r->progress;
+    if (isnan(r->eval_loss) || (!isnan(p->best_loss) && r->eval_loss >= p->best_loss)) return;
+    p->best_loss = r->eval_loss;
+    p->best_step = p->step;
+}
+
+static int steps(struct run *r, struct error *err)
+{
+    const struct spec *spec = r->spec;
+    bool saved = true;
+    int rc = OK;
+    while (rc == OK && r->progress.step < r->steps) {
+        struct step_result s;
+        struct error why;
+        rc = step_run(r, &s, err);
+        if (rc != OK) break;
+        saved = false;
+        r->eval_loss = NAN;
+        bool last = s.step == r->steps, due = s.stop || s.checkpoint || last || (spec->save_steps > 0 && s.step % spec->save_steps == 0);
+        if (spec->eval_steps > 0 && (s.step % spec->eval_steps == 0 || last)) rc = evaluate(r, &r->eval_loss, err);
+        if (s.stop_now && !last) due = false;
+        if (rc == OK && due) note_best(r);
+        if (rc == OK && due) {
+            rc = save(r, last || s.stop ? err : &why);
+            saved = rc == OK;
+            if (rc != OK && !last && !s.stop && rc != E_PEER) {     /* a full disk now may be free at the next one */
+                if (r->job.mesh.rank == 0) run_event(r, "error", "checkpoint", "%s", why.text);
+                rc = OK;
+            } else if (rc != OK && !last && !s.stop) *err = why;
+        }
+        report(r, &s);
+        if (rc == OK && s.stop && !last) return error_set(err, E_STOPPED, "stopped on request after step %" PRId64 "%s", s.step, saved ? ", checkpoint saved" : "");
+    }
+    if (rc == OK && !saved) rc = save(r, err);
+    return rc;
+}
+
+static void say_done(struct run *r, double seconds, int64_t tokens)
+{
+    struct comm_count count[COMM_KINDS];
+    int64_t sent = 0;
+    double exposed = 0;
+    comm_counts(r->world, count);
+    for (int i = 0; i < COMM_KINDS; i++) {
+        sent += count[i].bytes;
+        exposed += count[i].exposed_s;
+    }
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "t", "done");
+    json_add_int(o, "step", r->progress.step);
+    json_add_num(o, "loss", r->progress.loss);
+    json_add_num(o, "seconds", seconds);
+    json_add_num(o, "tokens_per_s", seconds > 0 ? (double)tokens / seconds : 0);
+    json_add_int(o, "peak_bytes", job_peak(&r->job));
+    json_add_int(o, "sent_bytes", sent);
+    json_add_num(o, "comm_share", seconds > 0 ? exposed / seconds : 0);
+    json_add_int(o, "skipped_steps", r->progress.skipped);
+    json_add_str(o, "checkpoint", r->last_checkpoint);
+    json_add_str(o, "output_dir", r->spec->output_dir);
+    link_send(r->link, o);
+}
+
+static void say_error(struct run *r, const struct error *err)
+{
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "t", "error");
+    json_add_str(o, "code", status_name(err->code));
+    json_add_str(o, "text", err->text);
+    link_send(r->link, o);
+}
+
+int run_rank(const struct spec *spec, int rank, int world, int link_fd, const char *resume, struct error *err)
+{
+    struct run r = { .spec = spec, .eval_loss = NAN, .quiet = rank != 0 };
+    struct model_config config = { 0 };
+    r.progress.best_loss = NAN;
+    r.job.spec = spec;
+    r.job.config = &config;
+    if (resume == NULL) resume = spec->resume_from_checkpoint;
+    set_threads(spec, world);
+    int rc = link_open(&r.link, link_fd, rank, world, err);
+    if (rc != OK) return rc;
+    rc = start(&r, rank, world, resume, &config, err);
+    if (rc == OK) {
+        say_ready(&r);
+        double from = now_s();
+        rc = steps(&r, err);
+        if (rc == OK) say_done(&r, now_s() - from, r.tokens);
+    }
+    if (rc != OK) say_error(&r, err);
+
+    void *device = r.job.arenas[PLACE_DEVICE].base, *host = r.job.arenas[PLACE_HOST].base;
+    int64_t device_bytes = r.job.arenas[PLACE_DEVICE].capacity, host_bytes = r.job.arenas[PLACE_HOST].capacity;
+    job_release(&r.job);
+    if (r.world) comm_close(r.world);
+    if (device) r.job.ops->mem_free(device, (size_t)device_bytes);
+    if (host) r.job.ops->host_free(host, (size_t)host_bytes);
+    if (r.job.stream) r.job.ops->stream_free(r.job.stream);
+    if (r.loader) loader_close(r.loader);
+    model_config_release(&config);
+    free(r.last_checkpoint);
+    link_close(r.link);
+    return rc;
+}

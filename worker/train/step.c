@@ -1,0 +1,120 @@
+/* step.c - a rank's step, top to bottom (DESIGN.md).
+ *
+ * All rows of the step are read first, because every gradient is scaled by one number: 1 / (trained weight of all micro-steps on all
+ * ranks). So gradients are final when backward ends, and the reduction is a plain sum over all ranks: sequence-parallel ones hold
+ * different tokens of the same row, data-parallel ones different rows. No mean over a shard anywhere. */
+#include "worker/train/step.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "worker/train/dump.h"
+
+/* What the step is divided by, and what it holds; the same on all ranks. */
+struct totals { double weight, tokens; };
+
+static int read_rows(struct run *r, struct totals *t, struct error *err)
+{
+    struct job *j = &r->job;
+    int rc = batch_fill(&j->batch, r->loader, r->per_epoch, err);
+    double v[2] = { j->batch.weight_sum, (double)j->batch.tokens_real };
+    if (rc == OK && j->mesh.dp > 1) rc = run_sum(r, j->mesh.dpg, v, 2, err);    /* one row is the same on all its ranks: count it once */
+    *t = (struct totals){ v[0], v[1] };
+    return rc;
+}
+
+static int sweep(struct run *r, double scale, struct model_loss *loss, struct error *err)
+{
+    struct job *j = &r->job;
+    int rc = model_zero_grads(j->model, err);
+    for (int64_t i = 0; i < j->batch.n && rc == OK; i++) {
+        rc = model_row(j->model, &j->batch.rows[i], err);
+        if (rc == OK) rc = model_forward_backward(j->model, scale, loss, err);
+    }
+    return rc;
+}
+
+static int reduce_grads(struct run *r, struct error *err)
+{
+    struct job *j = &r->job;
+    const struct params *p = model_params(j->model);
+    return j->mesh.world > 1 ? comm_all_reduce(j->mesh.all, j->stream, DT_F32, p->flat_g, p->n_flat, err) : OK;
+}
+
+static int reduce_loss(struct run *r, const struct model_loss *loss, const struct totals *t, struct step_result *out, struct error *err)
+{
+    enum link_stop stop = link_stop_wanted(r->link);
+    double v[6] = { loss->loss_sum, loss->correct, loss->count, stop != LINK_GO || run_stop_requested(), stop == LINK_STOP_NOW,
+                    link_checkpoint_wanted(r->link) };
+    int rc = run_sum(r, r->job.mesh.all, v, 6, err);
+    out->loss = t->weight > 0 ? v[0] / t->weight : 0;
+    out->accuracy = v[2] > 0 ? v[1] / v[2] : 0;
+    out->stop = v[3] > 0;
+    out->stop_now = v[4] > 0;
+    out->checkpoint = v[5] > 0;
+    return rc;
+}
+
+/* Clips to max_grad_norm and updates; gradients that are not finite are thrown away, and so is a step without a trained token. */
+static int update(struct run *r, const struct totals *t, struct step_result *out, struct error *err)
+{
+    struct job *j = &r->job;
+    double sumsq = 0, max_norm = r->spec->max_grad_norm;
+    int rc = optimizer_sumsq(j->opt, j->stream, &sumsq, err);
+    if (rc != OK) return rc;
+    out->grad_norm = sqrt(sumsq);
+    out->skipped = !isfinite(out->grad_norm) || t->weight <= 0;
+    if (out->skipped) {
+        r->progress.skipped++;
+        return OK;
+    }
+    double clip = max_norm > 0 ? fmin(1.0, max_norm / (out->grad_norm + 1e-6)) : 1.0;      /* as torch.nn.utils.clip_grad_norm_ */
+    rc = optimizer_step(j->opt, j->stream, (float)clip, out->lr, err);
+    if (rc == OK) rc = model_weights_changed(j->model, err);
+    if (rc == OK) rc = j->ops->stream_wait(j->stream, err);
+    return rc;
+}
+
+int step_run(struct run *r, struct step_result *out, struct error *err)
+{
+    struct meter *m = &r->meter;
+    struct model_loss loss = { 0 };
+    struct totals t;
+    double at[4];
+    *out = (struct step_result){ .step = r->progress.step + 1, .lr = schedule_lr(&r->schedule, r->progress.step) };
+
+    link_step(r->link, out->step, "data");
+    meter_start(m, r->world);
+    at[0] = now_s();
+    int rc = read_rows(r, &t, err);
+    at[1] = now_s();
+
+    link_step(r->link, out->step, "compute");
+    if (rc == OK) rc = sweep(r, t.weight > 0 ? 1.0 / t.weight : 0, &loss, err);
+    at[2] = now_s();
+
+    link_step(r->link, out->step, "reduce");
+    if (rc == OK) rc = reduce_grads(r, err);
+    if (rc == OK) rc = reduce_loss(r, &loss, &t, out, err);
+    at[3] = now_s();
+    if (rc == OK && out->step == 1 && r->spec->debug_dump) rc = dump_step(r, out, t.weight, err);
+
+    link_step(r->link, out->step, "optimizer");
+    double before = now_s();
+    if (rc == OK) rc = update(r, &t, out, err);
+    if (rc != OK) return rc;
+
+    m->phase_s[PHASE_DATA] = at[1] - at[0];
+    m->phase_s[PHASE_FORWARD] = loss.forward_s;
+    m->phase_s[PHASE_BACKWARD] = loss.backward_s;
+    m->phase_s[PHASE_REDUCE] = at[3] - at[2];
+    m->phase_s[PHASE_OPTIMIZER] = now_s() - before;
+    out->weight_sum = t.weight;
+    out->tokens = (int64_t)t.tokens;
+    r->tokens += out->tokens;
+    r->progress.step = out->step;
+    r->progress.position = loader_position(r->loader);
+    r->progress.loss = out->loss;
+    r->progress.epoch = out->epoch = (double)r->progress.position / (double)r->per_epoch;
+    return OK;
+}
