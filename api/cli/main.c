@@ -1,3 +1,3 @@
-#include "api/cli/verbs.h"
+#include "api/cli/cli.h"
 
 int main(int argc, char **argv) { return cli_main(argc, argv); }

@@ -1,10 +1,316 @@
-#include "api/cli/verbs.h"
+/* verbs.c - the table of verbs and the one parser: help, flags, completion and dispatch come from the same rows.
+ *
+ * Spec fields are flags of every verb that takes a spec: --max_length 8192, as well as --set max_length=8192. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include <stdio.h>
+#include "api/cli/cli.h"
+
+const struct verb verbs[] = {
+    { "run", "SPEC.json", "run one job here, without a daemon", verb_run, TAKES_SPEC, 0, 1,
+      "Plans, trains in the foreground, shows progress, prints a summary. Exit code 0 only if the job succeeded.\n"
+      "Ctrl-C stops with a checkpoint; a second Ctrl-C kills. Relative paths in SPEC.json are relative to its folder,\n"
+      "those given as flags to the current one. Logs and the exit record are under <output_dir>/.ringmaster.\n" },
+    { "plan", "SPEC.json", "memory of every rank and all problems, without starting anything", verb_plan, TAKES_SPEC, 0, 1,
+      "Exact: the plan is what the ranks will allocate. Exit code 2 if the job would be refused.\n" },
+    { "submit", "SPEC.json", "hand a job to the daemon", verb_submit, TAKES_SPEC | TAKES_URL | TAKES_WAIT, 0, 1,
+      "Prints the job's id. --wait follows it to its end and exits as `run` does. --key makes a repeat harmless.\n" },
+    { "list", "", "jobs, newest first", verb_list, TAKES_URL | TAKES_FILTER, 0, 0, "--state, --name and --limit narrow the list.\n" },
+    { "show", "JOB", "one job: state, reason, attempts, ranks", verb_show, TAKES_URL, 1, 1, "" },
+    { "logs", "JOB", "what the ranks printed", verb_logs, TAKES_URL | TAKES_FOLLOW | TAKES_LOGS, 1, 1, "-f follows until the job ends; --rank, --tail and --grep narrow it.\n" },
+    { "watch", "JOB", "progress of a job until it ends", verb_watch, TAKES_URL, 1, 1, "Exits as `run` does.\n" },
+    { "monitor", "[JOB]", "live table of ranks: memory, utilisation, communication, step", verb_monitor, TAKES_URL | TAKES_INTERVAL, 0, 1,
+      "Without JOB the newest running one. Refreshed in place on a terminal, plain lines in a pipe; --once prints one table.\n" },
+    { "top", "", "devices, running jobs and the queue", verb_top, TAKES_URL | TAKES_INTERVAL, 0, 0, "--once prints one table.\n" },
+    { "cancel", "JOB", "end a job", verb_action, TAKES_URL | TAKES_REASON | TAKES_WAIT, 1, 1, "" },
+    { "kill", "JOB", "end a job at once, without grace", verb_action, TAKES_URL | TAKES_REASON | TAKES_WAIT, 1, 1, "" },
+    { "pause", "JOB", "checkpoint, end, free the devices", verb_action, TAKES_URL | TAKES_WAIT, 1, 1, "" },
+    { "resume", "JOB", "queue a paused job again", verb_action, TAKES_URL, 1, 1, "" },
+    { "requeue", "JOB", "queue an ended job again", verb_action, TAKES_URL, 1, 1, "" },
+    { "checkpoint", "JOB", "save a checkpoint now", verb_action, TAKES_URL, 1, 1, "" },
+    { "import", "swift -- COMMAND… | swift FILE.sh | llamafactory FILE.yaml", "turn another tool's command into a job spec", verb_import, 0, 1, 2,
+      "Prints the spec and, for every flag, kept, translated, ignored (why) or unsupported (why). Nothing is dropped silently.\n"
+      "  ringmaster import swift -- swift sft --model Qwen/Qwen2.5-7B --dataset d.jsonl --max_length 32768\n"
+      "  ringmaster import swift train.sh          (environment lines, continuations and comments are understood)\n"
+      "Exit code 0 if every flag is supported, 1 if not.\n" },
+    { "schema", "", "all fields of a job, their defaults and meaning", verb_schema, 0, 0, 0, "--json prints the JSON Schema.\n" },
+    { "tokenize", "…", "tokens of a text (see ringmaster-worker --tokenize)", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "render", "…", "a conversation through a model's chat template", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "check", "…", "check a model folder or checkpoint", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "dataset", "…", "look into a data set as it will be trained", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "merge", "…", "merge adapters into their base model", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "sample", "…", "continue a prompt with a trained model", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "devices", "…", "devices this machine can train on", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "completion", "[bash]", "shell completion; source <(ringmaster completion)", verb_completion, 0, 0, 1, "" },
+    { "help", "[VERB | exit-codes]", "this text, or more about one verb", verb_help, 0, 0, 1, "" },
+    { "version", "", "the version", verb_version, 0, 0, 0, "" },
+};
+const int n_verbs = (int)(sizeof verbs / sizeof verbs[0]);
+
+static const struct flag {
+    const char *name, *value;       /* value NULL: a switch */
+    unsigned takes;                 /* 0: every verb */
+    size_t at;
+    const char *help;
+} flags[] = {
+    { "--json", NULL, 0, offsetof(struct cli, json), "JSON on stdout, nothing else there" },
+    { "--help", NULL, 0, offsetof(struct cli, help), "help on this verb" },
+    { "-h", NULL, 0, offsetof(struct cli, help), NULL },
+    { "--url", "URL", TAKES_URL, offsetof(struct cli, url), "the daemon's address; else RINGMASTER_URL, else http://127.0.0.1:7070" },
+    { "--token", "TOKEN", TAKES_URL, offsetof(struct cli, token), "better: RINGMASTER_TOKEN, or the file <home>/token" },
+    { "--home", "DIR", TAKES_URL, offsetof(struct cli, home), "the daemon's home; else RINGMASTER_HOME, else ~/.ringmaster" },
+    { "--wait", NULL, TAKES_WAIT, offsetof(struct cli, wait), "wait for the job's end; the exit code is the job's" },
+    { "--key", "TEXT", TAKES_WAIT, offsetof(struct cli, key), "Idempotency-Key: the same key never makes a second job" },
+    { "--dry_run", NULL, TAKES_WAIT, offsetof(struct cli, dry_run), "check and plan at the daemon, store nothing" },
+    { "-f", NULL, TAKES_FOLLOW, offsetof(struct cli, follow), "follow until the job ends" },
+    { "--follow", NULL, TAKES_FOLLOW, offsetof(struct cli, follow), NULL },
+    { "--state", "STATE", TAKES_FILTER, offsetof(struct cli, state), "only jobs in this state" },
+    { "--name", "TEXT", TAKES_FILTER, offsetof(struct cli, name), "only jobs with this name" },
+    { "--limit", "N", TAKES_FILTER, offsetof(struct cli, limit), "at most so many (default 50)" },
+    { "--rank", "R", TAKES_LOGS, offsetof(struct cli, rank), "only this rank" },
+    { "--tail", "N", TAKES_LOGS, offsetof(struct cli, tail), "the last N lines" },
+    { "--grep", "TEXT", TAKES_LOGS, offsetof(struct cli, grep), "only lines that contain it" },
+    { "--interval", "S", TAKES_INTERVAL, offsetof(struct cli, interval), "seconds between refreshes (default 1)" },
+    { "--once", NULL, TAKES_INTERVAL, offsetof(struct cli, once), "print once and leave" },
+    { "--reason", "TEXT", TAKES_REASON, offsetof(struct cli, reason), "kept with the job" },
+};
+enum { N_FLAGS = sizeof flags / sizeof flags[0] };
+
+int cli_complain(const struct cli *c, int code, const char *fmt, ...)
+{
+    va_list ap;
+    (void)fprintf(stderr, "ringmaster%s%s: ", c->verb ? " " : "", c->verb ? c->verb->name : "");
+    va_start(ap, fmt);
+    (void)vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    (void)fputc('\n', stderr);
+    return code;
+}
+
+void cli_print_json(cJSON *j)
+{
+    char *text = json_line(j);
+    (void)puts(text);
+    free(text);
+    cJSON_Delete(j);
+}
+
+int cli_print_problems(const struct cli *c, const char *where, const cJSON *problems)
+{
+    int n = cJSON_GetArraySize(problems);
+    if (c->json) {
+        cJSON *o = cJSON_CreateObject();
+        json_add_str(o, "state", "refused");
+        (void)cJSON_AddItemToObject(o, "problems", cJSON_Duplicate(problems, true));
+        cli_print_json(o);
+    }
+    (void)fprintf(stderr, "%s: %d problem%s\n", where, n, n == 1 ? "" : "s");
+    for (const cJSON *p = problems ? problems->child : NULL; p; p = p->next) {
+        const char *at = json_str(p, "pointer"), *text = json_str(p, "message");
+        (void)fprintf(stderr, "  %s%s%s\n", at && *at ? at : "", at && *at ? ": " : "", text ? text : "?");
+    }
+    return CLI_USAGE;
+}
+
+int verb_version(struct cli *c)
+{
+    (void)c;
+    (void)puts("ringmaster " RM_VERSION);
+    return CLI_OK;
+}
+
+static void print_help(FILE *to)
+{
+    (void)fprintf(to, "usage: ringmaster VERB [ARGUMENTS] [--json]\n\n");
+    for (int i = 0; i < n_verbs; i++) (void)fprintf(to, "  %-11s %s\n", verbs[i].name, verbs[i].summary);
+    (void)fprintf(to, "\n`ringmaster help VERB` says more; `ringmaster help exit-codes` is for scripts.\n");
+}
+
+static const char exit_codes[] =
+    "0  done; for run, watch and submit --wait: the job succeeded\n"
+    "1  the job failed, or what was asked for could not be done\n"
+    "2  bad command line or spec: nothing was started\n"
+    "3  the job was cancelled or paused\n"
+    "4  no daemon answers at the address\n"
+    "5  the daemon refuses: wrong token, unknown job, a state that does not allow it\n";
+
+static const struct verb *find_verb(const char *name)
+{
+    for (int i = 0; i < n_verbs; i++)
+        if (strcmp(verbs[i].name, name) == 0) return &verbs[i];
+    return NULL;
+}
+
+static void print_verb_help(const struct verb *v)
+{
+    (void)printf("usage: ringmaster %s%s%s%s\n%s.\n%s", v->name, *v->args ? " " : "", v->args, v->takes & TAKES_SPEC ? " [--FIELD VALUE | --set FIELD=VALUE]…" : "", v->summary, v->help);
+    if (v->takes & TAKES_ANY) return;
+    for (int i = 0; i < N_FLAGS; i++) {
+        const struct flag *f = &flags[i];
+        char left[64];
+        if (f->help == NULL || (f->takes && !(f->takes & v->takes))) continue;
+        (void)snprintf(left, sizeof left, "%s%s%s", f->name, f->value ? " " : "", f->value ? f->value : "");
+        (void)printf("  %-18s %s\n", left, f->help);
+    }
+    if (v->takes & TAKES_SPEC) (void)printf("Every field of `ringmaster schema` is a flag too: --max_length 8192, or --set max_length=8192.\n");
+}
+
+int verb_help(struct cli *c)
+{
+    if (c->n_args == 0) { print_help(stdout); return CLI_OK; }
+    if (strcmp(c->args[0], "exit-codes") == 0) { (void)fputs(exit_codes, stdout); return CLI_OK; }
+    const struct verb *v = find_verb(c->args[0]);
+    if (v == NULL) return cli_complain(c, CLI_USAGE, "no verb is called %s", c->args[0]);
+    print_verb_help(v);
+    return CLI_OK;
+}
+
+int verb_completion(struct cli *c)
+{
+    if (c->n_args && strcmp(c->args[0], "bash") != 0) return cli_complain(c, CLI_USAGE, "completion is made for bash, not for %s", c->args[0]);
+    (void)printf("_ringmaster() {\n    local word=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words=\n    if [ \"$COMP_CWORD\" -eq 1 ]; then words='");
+    for (int i = 0; i < n_verbs; i++) (void)printf("%s%s", i ? " " : "", verbs[i].name);
+    (void)printf("'\n    else case $verb in\n");
+    for (int i = 0; i < n_verbs; i++) {
+        const struct verb *v = &verbs[i];
+        (void)printf("    %s) words='", v->name);
+        if (v->run == verb_import) (void)printf("swift llamafactory ");
+        if (v->run == verb_help)
+            for (int k = 0; k < n_verbs; k++) (void)printf("%s ", verbs[k].name);
+        for (int k = 0; k < N_FLAGS && !(v->takes & TAKES_ANY); k++)
+            if (flags[k].takes == 0 || (flags[k].takes & v->takes)) (void)printf("%s ", flags[k].name);
+        if (v->takes & TAKES_SPEC) {
+            (void)printf("--set");
+            for (int k = 0; k < n_spec_fields; k++) (void)printf(" --%s", spec_fields[k].name);
+        }
+        (void)printf("' ;;\n");
+    }
+    (void)printf("    esac; fi\n    case $word in -*) ;; *) [ \"$COMP_CWORD\" -gt 1 ] && COMPREPLY=($(compgen -f -- \"$word\")) ;; esac\n"
+                 "    COMPREPLY+=($(compgen -W \"$words\" -- \"$word\"))\n}\ncomplete -o filenames -F _ringmaster ringmaster\n");
+    return CLI_OK;
+}
+
+static const struct flag *find_flag(const struct verb *v, const char *name, size_t len)
+{
+    for (int i = 0; i < N_FLAGS; i++)
+        if (strncmp(flags[i].name, name, len) == 0 && flags[i].name[len] == '\0' && (flags[i].takes == 0 || (flags[i].takes & v->takes))) return &flags[i];
+    return NULL;
+}
+
+/* One more value of a field; lists grow. */
+static void set_field(struct cli *c, const struct field *f, const char *text)
+{
+    if (c->fields == NULL) c->fields = cJSON_CreateObject();
+    cJSON *v = cli_field_value(f, text), *old = json_get(c->fields, f->name);
+    if (old && (f->type == FIELD_STRINGS || f->type == FIELD_PATHS) && cJSON_IsString(v)) {
+        if (cJSON_IsString(old)) {
+            cJSON *list = cJSON_CreateArray();
+            (void)cJSON_AddItemToArray(list, cJSON_CreateString(old->valuestring));
+            (void)cJSON_ReplaceItemInObjectCaseSensitive(c->fields, f->name, list);
+            old = list;
+        }
+        (void)cJSON_AddItemToArray(old, v);
+        return;
+    }
+    if (old) cJSON_DeleteItemFromObjectCaseSensitive(c->fields, f->name);
+    (void)cJSON_AddItemToObject(c->fields, f->name, v);
+}
+
+/* --set field=value, --field=value, --field value… ; returns how many arguments were used, 0: not a field, -1: complained. */
+static int take_field(struct cli *c, int argc, char **argv, int i)
+{
+    char name[64];
+    const char *text = argv[i] + 2, *value = NULL;
+    int used = 1;
+    bool set = strcmp(argv[i], "--set") == 0;
+    if (set) {
+        if (i + 1 == argc || strchr(argv[i + 1], '=') == NULL) return cli_complain(c, -1, "expected --set FIELD=VALUE");
+        text = argv[i + 1];
+        used = 2;
+    }
+    const char *eq = strchr(text, '=');
+    size_t len = eq ? (size_t)(eq - text) : strlen(text);
+    (void)snprintf(name, sizeof name, "%.*s", (int)(len < 60 ? len : 60), text);
+    for (char *p = name; *p; p++)
+        if (*p == '-') *p = '_';
+    const struct field *f = spec_field(name);
+    if (f == NULL) return set ? cli_complain(c, -1, "a job has no field %s; `ringmaster schema` lists all", name) : 0;
+    if (eq) value = eq + 1;
+    else if (i + 1 < argc && (strncmp(argv[i + 1], "--", 2) != 0)) {
+        value = argv[i + 1];
+        used = 2;
+    } else if (f->type == FIELD_BOOL) value = "true";
+    if (value == NULL) return cli_complain(c, -1, "--%s needs a value", name);
+    if (f->type == FIELD_BOOL && used == 2 && !set && strcmp(value, "true") != 0 && strcmp(value, "false") != 0 && strcmp(value, "0") != 0 && strcmp(value, "1") != 0) {
+        used = 1;           /* --packing SPEC.json: a switch */
+        value = "true";
+    }
+    set_field(c, f, value);
+    /* --dataset a.jsonl b.jsonl, as in ms-swift */
+    bool list = f->type == FIELD_STRINGS || f->type == FIELD_PATHS;
+    while (list && !set && !eq && i + used < argc && strncmp(argv[i + used], "--", 2) != 0) set_field(c, f, argv[i + used++]);
+    return used;
+}
+
+static int take_args(struct cli *c, int argc, char **argv)
+{
+    for (int i = 0; i < argc; i++) {
+        const char *a = argv[i];
+        if (strcmp(a, "--") == 0) {
+            c->rest = argv + i + 1;
+            c->n_rest = argc - i - 1;
+            break;
+        }
+        if (a[0] != '-' || a[1] == '\0') { c->args[c->n_args++] = argv[i]; continue; }
+        const char *eq = strchr(a, '=');
+        const struct flag *f = find_flag(c->verb, a, eq ? (size_t)(eq - a) : strlen(a));
+        if (f && f->value == NULL && eq == NULL) { *(bool *)((char *)c + f->at) = true; continue; }
+        if (f && f->value) {
+            const char *value = eq ? eq + 1 : i + 1 < argc ? argv[++i] : NULL;
+            if (value == NULL) return cli_complain(c, CLI_USAGE, "%s needs a value: %s %s", a, f->name, f->value);
+            *(const char **)((char *)c + f->at) = value;
+            continue;
+        }
+        int used = c->verb->takes & TAKES_SPEC ? take_field(c, argc, argv, i) : 0;
+        if (used < 0) return CLI_USAGE;
+        if (used == 0) return cli_complain(c, CLI_USAGE, "unknown flag %s; see `ringmaster help %s`", a, c->verb->name);
+        i += used - 1;
+    }
+    if (c->help) return CLI_OK;
+    if (c->n_args < c->verb->min_args) return cli_complain(c, CLI_USAGE, "expected %s", c->verb->args);
+    if (c->n_args > c->verb->max_args) return cli_complain(c, CLI_USAGE, "unexpected argument %s", c->args[c->verb->max_args]);
+    return CLI_OK;
+}
 
 int cli_main(int argc, char **argv)
 {
-    (void)argc;
-    (void)fprintf(stderr, "%s: no verb is built yet\n", argv[0]);
-    return 2;
+    struct cli c = { 0 };
+    if (argc < 2) {
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
+    if (strcmp(name, "--version") == 0) name = "version";
+    c.verb = find_verb(name);
+    if (c.verb == NULL) {
+        (void)cli_complain(&c, 0, "no verb is called %s", name);
+        print_help(stderr);
+        return CLI_USAGE;
+    }
+    c.args = xcalloc((unsigned long)argc + 1, sizeof *c.args);
+    int rc = CLI_OK;
+    if (c.verb->takes & TAKES_ANY) {
+        c.rest = argv + 2;
+        c.n_rest = argc - 2;
+    } else rc = take_args(&c, argc - 2, argv + 2);
+    if (rc == CLI_OK && c.help) print_verb_help(c.verb);
+    else if (rc == CLI_OK) rc = c.verb->run(&c);
+    cJSON_Delete(c.fields);
+    free(c.args);
+    if (fflush(stdout) != 0 && rc == CLI_OK) rc = CLI_FAILED;
+    return rc;
 }

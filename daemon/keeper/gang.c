@@ -351,7 +351,7 @@ static void on_exit_rank(uv_process_t *p, int64_t code, int sig)
         char text[100];
         if (sig) (void)snprintf(text, sizeof text, "rank %d was ended by signal %d (%s)", r->index, sig, strsignal(sig));
         else (void)snprintf(text, sizeof text, "rank %d left with code %d before the training was done", r->index, (int)code);
-        keeper_event(k, "error", "rank_exit", "%s%s%s", text, r->error_text[0] ? ": " : "", r->error_text);
+        keeper_event(k, k->phase == KEEPER_RUNNING ? "error" : "info", "rank_exit", "%s%s%s", text, r->error_text[0] ? ": " : "", r->error_text);
         end_peers(k, r->index, text);
     }
     if (k->live == 0) {

@@ -84,6 +84,17 @@ static void on_signal(uv_signal_t *s, int sig)
     gang_stop(k, "checkpoint", "the keeper was asked to end by a signal");
 }
 
+static void to_log(const struct keeper *k)
+{
+    char *path = xasprintf("%s/keeper.log", k->dir);
+    int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (log >= 0) {
+        (void)dup2(log, 2);
+        (void)close(log);
+    }
+    free(path);
+}
+
 /* Away from the terminal: own session, nothing on 0, messages to keeper.log. */
 static void detach(const struct keeper *k)
 {
@@ -94,17 +105,8 @@ static void detach(const struct keeper *k)
         if (!k->foreground) (void)dup2(null, 1);
         (void)close(null);
     }
-    if (k->foreground) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
-        return;
-    }
-    char *path = xasprintf("%s/keeper.log", k->dir);
-    int log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (log >= 0) {
-        (void)dup2(log, 2);
-        (void)close(log);
-    }
-    free(path);
+    if (k->foreground) (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    else to_log(k);
 }
 
 static char *absolute(const char *path)
@@ -174,6 +176,7 @@ int main(int argc, char **argv)
         signals[i]->data = &k;
         (void)uv_signal_start(signals[i], on_signal, numbers[i]);
     }
+    if (k.foreground) to_log(&k);           /* whoever is at the terminal hears of events over the socket */
     (void)gang_start(&k, &err);             /* a failure is the record's business from here on */
     (void)uv_run(k.loop, UV_RUN_DEFAULT);
 

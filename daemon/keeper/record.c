@@ -92,7 +92,7 @@ static int blame(const struct keeper *k, const struct rank *r)
 static void rank_detail(const struct keeper *k, const struct rank *r, char *out, size_t n)
 {
     char *last = ranklog_last_line(&r->log);
-    const char *why = r->error_text[0] ? r->error_text : last;
+    const char *why = r->error_text[0] ? r->error_text : r->signal ? "" : last;
     if (!r->spawned) (void)snprintf(out, n, "was not started");
     else if (k->verdict[0] && k->verdict_rank == r->index) (void)snprintf(out, n, "%s", k->verdict_text);
     else if (r->signal) (void)snprintf(out, n, "rank %d was ended by signal %d (%s) at step %lld%s%s", r->index, r->signal, strsignal(r->signal), (long long)r->last_step, *why ? ": " : "", why);

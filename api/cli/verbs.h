@@ -1,1 +1,0 @@
-int cli_main(int argc, char **argv);
