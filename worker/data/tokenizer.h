@@ -16,6 +16,8 @@ void ids_release(struct ids *ids);
 /* path: a folder with tokenizer.json (and, if there, tokenizer_config.json, special_tokens_map.json, generation_config.json), or
  * the tokenizer.json itself. What it does not know is refused by name. */
 int tokenizer_open(struct tokenizer **t, const char *path, struct error *err);
+/* The same from a tokenizer.json in memory, with nothing beside it. */
+int tokenizer_open_text(struct tokenizer **t, const char *text, size_t len, struct error *err);
 void tokenizer_free(struct tokenizer *t);
 /* Appends the ids of text (valid UTF-8; NUL allowed) to *out. special: add what the post-processor adds (BOS …). Added tokens
  * inside the text are found either way. */

@@ -1,0 +1,98 @@
+/* tokenizer_vectors.c - every vector of RM_SHARED/data/tokenizers/NAME: ids, ids_special and decoded, byte for byte.
+ * usage: test_tokenizer_vectors NAME; exits 77 where the files are not. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/file.h"
+#include "api/json.h"
+#include "worker/data/nul.h"
+#include "worker/data/tokenizer.h"
+
+static int wrong;
+
+static void complain(const char *id, const char *what, const char *detail)
+{
+    if (wrong++ < 20) (void)printf("%s: %s: %s\n", id, what, detail);
+}
+
+static void compare_ids(const char *id, const char *what, const cJSON *want, const struct ids *got)
+{
+    const cJSON *item;
+    int64_t i = 0;
+    char text[200];
+    cJSON_ArrayForEach(item, want) {
+        if (i >= got->n || (int32_t)item->valuedouble != got->v[i]) {
+            (void)snprintf(text, sizeof text, "at %lld of %lld: want %d, got %d of %lld", (long long)i, (long long)cJSON_GetArraySize(want),
+                           (int)item->valuedouble, i < got->n ? got->v[i] : -1, (long long)got->n);
+            complain(id, what, text);
+            return;
+        }
+        i++;
+    }
+    if (i != got->n) complain(id, what, "too many ids");
+}
+
+static void check_line(const struct tokenizer *t, const char *line, size_t len)
+{
+    struct error err = { 0 };
+    struct bytes json = { 0 };
+    struct ids ids = { 0 };
+    uint32_t stand_in;
+    cJSON *v = NULL;
+    char *back = NULL;
+    size_t back_len;
+    if (nul_hide(line, len, &json, &stand_in, &err) != OK || json_parse(&v, json.v, json.n, &json_limits_file, &err) != OK) {
+        complain("line", "JSON", err.text);
+        goto out;
+    }
+    const char *id = json_str(v, "id");
+    const cJSON *want = json_get(v, "ids"), *special = json_get(v, "ids_special");
+    size_t n = nul_show(json_get(v, "text")->valuestring, stand_in), want_n = n;
+    const char *text = json_str(v, "text"), *decoded = text;
+    if (json_get(v, "decoded")) {
+        want_n = nul_show(json_get(v, "decoded")->valuestring, stand_in);
+        decoded = json_str(v, "decoded");
+    }
+    if (tokenizer_encode(t, text, n, false, &ids, &err) != OK) complain(id, "encode", err.text);
+    compare_ids(id, "ids", want, &ids);
+    if (tokenizer_decode(t, ids.v, ids.n, false, &back, &back_len, &err) != OK) complain(id, "decode", err.text);
+    else if (back_len != want_n || memcmp(back, decoded, want_n) != 0) complain(id, "decoded differs", back);
+    ids.n = 0;
+    if (tokenizer_encode(t, text, n, true, &ids, &err) != OK) complain(id, "encode", err.text);
+    compare_ids(id, "ids_special", special ? special : want, &ids);
+out:
+    free(back);
+    cJSON_Delete(v);
+    bytes_release(&json);
+    ids_release(&ids);
+}
+
+int main(int argc, char **argv)
+{
+    struct error err = { 0 };
+    const char *shared = getenv("RM_SHARED");
+    struct tokenizer *t;
+    char *text = NULL;
+    size_t len, lines = 0;
+    if (argc != 2) return 2;
+    if (shared == NULL) { (void)printf("SKIP: RM_SHARED is not set\n"); return 77; }
+    char *folder = xasprintf("%s/data/tokenizers/%s", shared, argv[1]), *vectors = xasprintf("%s/vectors.jsonl", folder),
+         *file = xasprintf("%s/tokenizer.json", folder);
+    if (file_read(vectors, 64u << 20, &text, &len, &err) != OK) { (void)printf("SKIP: %s\n", err.text); return 77; }
+    int rc = tokenizer_open(&t, folder, &err);
+    if (rc == E_NOTFOUND) { (void)printf("SKIP: %s is not here (its licence keeps it out)\n", file); return 77; }
+    if (rc != OK) { (void)printf("%s\n", err.text); return 1; }
+    for (char *p = text, *end; p < text + len; p = end + 1, lines++) {
+        end = memchr(p, '\n', (size_t)(text + len - p));
+        if (end == NULL) end = text + len;
+        check_line(t, p, (size_t)(end - p));
+    }
+    (void)printf("%s: %zu vectors, %d wrong\n", argv[1], lines, wrong);
+    tokenizer_free(t);
+    free(text);
+    free(folder);
+    free(vectors);
+    free(file);
+    return wrong > 0 || lines < 200;
+}
