@@ -43,6 +43,9 @@ int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, co
 /* dq, dk, dv [Tl,H|Hkv,D] dt (before RoPE) from dout [Tl,H,D] and everything in kept. */
 int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err);
 /* Bytes one layer sends, by the formulas of docs/communication.md, for a row of T tokens: forward, refetch, backward. */
+/* attn_group_bytes: every ring block needed everywhere, the most a row can send. attn_group_row_bytes: exactly what this rank sends for
+ * the row set, hops that nobody needs left out. */
+void attn_group_row_bytes(const struct attn_group *g, int64_t *fwd, int64_t *refetch, int64_t *bwd);
 void attn_group_bytes(const struct attn_group *g, int64_t T, int64_t *fwd, int64_t *refetch, int64_t *bwd);
 
 #endif

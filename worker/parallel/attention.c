@@ -1,0 +1,381 @@
+/* attention.c - attention over the group (see attention.h): exchange in over U, ring over R, exchange back.
+ *
+ *   in    q,k,v [Tl,H|Hkv,D] -> rotate, pack by destination -> a2a -> [Tr,hq|hk,D]; what arrives is already in ring-local order
+ *   ring  R = 1: the plain kernel. Else at step t rank r holds keys and values of owner (r-t) mod R and passes them on while it computes;
+ *         o and lse accumulate in fp32 (the merge is the kernel's). Two buffers: one is read and sent, the other filled.
+ *   back  o [Tr,hq,D] -> a2a, no packing -> [U,Tl,hq,D] -> [Tl,H,D]
+ * Backward is the mirror image. Every block gets the final lse and delta of the whole row. dq accumulates here; (dk,dv) of a block
+ * travel with it in fp32, R hops, the last one home: each rank adds its part to what arrives. The part is computed while the sum so
+ * far is still on its way, hence a third buffer for it.
+ *
+ * Not every row needs every hop: an owner's block stops at the last rank that has queries in one of its documents (last[owner], which all
+ * ranks compute from the layout alone), and an owner whose block never leaves gets no sums back either.
+ * Sources: DeepSpeed-Ulysses 2309.14509, Ring Attention 2310.01889, zigzag and hybrid 2405.07719. */
+#include "worker/parallel/attention.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker/parallel/volume.h"
+
+struct attn_group {
+    const struct kernel_ops *ops;
+    const struct mesh *m;
+    struct attn_dims d;
+    struct volume_dims vd;
+    enum dtype acc;                 /* F32, F64 for F64 */
+    int64_t hq, hk;                 /* heads here after the exchange */
+    int64_t *head_q, *head_k;       /* [U] first head each destination gets */
+
+    /* shared: what peers read */
+    void *xq, *xk, *xv;             /* [Tr,hq,D], [Tr,hk,D] x2 dt; U > 1 */
+    void *kv[2];                    /* [2,Tr,hk,D] dt; R > 1 */
+    void *sum[2];                   /* [2,Tr,hk,D] acc; R > 1 */
+    /* device */
+    void *q, *k, *v;                /* [Tr,hq,D], [Tr,hk,D] x2 dt: not kept q,k,v; backward: dout, arriving dk, dv */
+    void *o;                        /* [Tr,hq,D] dt: arriving o, dq; U > 1 */
+    void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq */
+    void *lse, *delta;              /* [hq,Tr] acc */
+    void *part;                     /* [2,Tr,hk,D] acc: this rank's part of dk, dv */
+    void *ws;
+
+    /* the row */
+    int64_t T, Tl, Tr;
+    const float *cos, *sin;         /* [Tl,D/2] */
+    struct attn_span *host_spans, *dev_spans;   /* [R][bound] */
+    int64_t span_bound;
+    struct attn_spans *spans;       /* [R] this rank's queries against each owner's keys */
+    int *last;                      /* [R] the last step at which an owner's block is still needed; 0: never leaves home */
+};
+
+static int checked(struct attn_group *g, struct stream *s, int rc, const char *what, struct error *err)
+{
+    return rc == OK ? OK : error_set(err, rc, "%s: %s", what, g->ops->error ? g->ops->error(s) : status_name((enum status)rc));
+}
+
+static void *at(enum dtype dt, void *p, int64_t elements)
+{
+    return (char *)p + elements * (int64_t)dtype_size(dt);
+}
+
+static struct attn_shape shape(const struct attn_group *g, int64_t Tr)
+{
+    return (struct attn_shape){ .Tq = Tr, .Tk = Tr, .H = g->hq, .Hkv = g->hk, .D = g->d.D, .scale = g->d.scale, .window = g->d.window };
+}
+
+int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const struct mesh *m, struct attn_dims d,
+                   struct arena *device, struct arena *shared, struct arena *host, struct error *err)
+{
+    *out = NULL;
+    int U = m->U, R = m->R;
+    if (d.H <= 0 || d.Hkv <= 0 || d.H % d.Hkv != 0)
+        return error_set(err, E_INVALID, "%lld query heads are not a multiple of %lld key/value heads", (long long)d.H, (long long)d.Hkv);
+    if (!volume_splits(d.H, d.Hkv, U))
+        return error_set(err, E_INVALID, "%d ranks cannot share %lld query and %lld key/value heads", U, (long long)d.H, (long long)d.Hkv);
+    assert(d.max_T % ((int64_t)U * R) == 0);
+
+    struct attn_group *g = xcalloc(1, sizeof *g);
+    *g = (struct attn_group){ .ops = ops, .m = m, .d = d, .acc = d.dt == DT_F64 ? DT_F64 : DT_F32 };
+    g->hq = d.H / U;
+    g->hk = volume_kv_heads(d.Hkv, U) / U;
+    g->vd = (struct volume_dims){ d.H, d.Hkv, d.D, (int64_t)dtype_size(d.dt), (int64_t)dtype_size(g->acc), U, R };
+    g->head_q = xmalloc((unsigned long)U * sizeof *g->head_q);
+    g->head_k = xmalloc((unsigned long)U * sizeof *g->head_k);
+    for (int u = 0; u < U; u++) {
+        g->head_q[u] = u * g->hq;
+        g->head_k[u] = u * d.Hkv / U;               /* several ranks get the same head when U > Hkv */
+    }
+    int64_t Tr = d.max_T / R, D = d.D, hq = g->hq, hk = g->hk;
+    if (U > 1) {
+        g->xq = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hq, D, 0, "attn.send_q");
+        g->xk = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hk, D, 0, "attn.send_k");
+        g->xv = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hk, D, 0, "attn.send_v");
+        g->o = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.recv_o");
+    }
+    for (int i = 0; i < 2 && R > 1; i++) {
+        g->kv[i] = arena_take(shared, MEM_COMMUNICATION, d.dt, 2, Tr, hk, D, "attn.ring_kv%d", i);
+        g->sum[i] = arena_take(shared, MEM_COMMUNICATION, g->acc, 2, Tr, hk, D, "attn.ring_dkv%d", i);
+    }
+    g->q = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.q");
+    g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
+    g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
+    g->o_acc = arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
+    g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, Tr, hk, D, "attn.dkv");
+    g->lse = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.lse");
+    g->delta = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.delta");
+    g->span_bound = layout_spans_bound(d.max_docs, R);
+    int64_t ws = (int64_t)ops->attn_ws(d.dt, shape(g, Tr), g->span_bound), span_bytes = R * g->span_bound * (int64_t)sizeof(struct attn_span);
+    g->ws = arena_take(device, MEM_WORKSPACE, DT_U8, ws, 0, 0, 0, "attn.ws");
+    g->host_spans = arena_take(host, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
+    g->dev_spans = arena_take(device, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
+    g->spans = xcalloc((unsigned long)R, sizeof *g->spans);
+    g->last = xcalloc((unsigned long)R, sizeof *g->last);
+    *out = g;
+    return OK;
+}
+
+void attn_group_free(struct attn_group *g)
+{
+    if (g == NULL) return;
+    free(g->head_q);
+    free(g->head_k);
+    free(g->spans);
+    free(g->last);
+    free(g);
+}
+
+void attn_kept_shape(const struct attn_group *g, int64_t *Tr, int64_t *hq, int64_t *hk)
+{
+    *Tr = g->d.max_T / g->m->R;
+    *hq = g->hq;
+    *hk = g->hk;
+}
+
+void attn_group_bytes(const struct attn_group *g, int64_t T, int64_t *fwd, int64_t *refetch, int64_t *bwd)
+{
+    struct volume v = volume_of_layer(g->vd, T);
+    *fwd = v.fwd;
+    *refetch = v.refetch;
+    *bwd = v.bwd;
+}
+
+int attn_group_row(struct attn_group *g, struct stream *s, const struct layout *l, const float *cos, const float *sin, struct error *err)
+{
+    int R = g->m->R, r = g->m->r;
+    assert(l->R == R && l->U == g->m->U);
+    if (l->T > g->d.max_T)
+        return error_set(err, E_LIMIT, "a row of %lld tokens, but memory was planned for %lld", (long long)l->T, (long long)g->d.max_T);
+    g->T = l->T;
+    g->Tr = l->T / R;
+    g->Tl = g->Tr / g->m->U;
+    g->cos = cos;
+    g->sin = sin;
+    int rc = OK;
+    for (int o = 0; o < R; o++) {
+        int64_t n = layout_spans(l, r, o, g->d.window, NULL);
+        if (n > g->span_bound)
+            return error_set(err, E_LIMIT, "a row with %lld blocks of documents, but memory was planned for %lld", (long long)n, (long long)g->span_bound);
+        struct attn_span *host = g->host_spans + o * g->span_bound, *dev = g->dev_spans + o * g->span_bound;
+        (void)layout_spans(l, r, o, g->d.window, host);
+        if (n > 0) rc = checked(g, s, g->ops->copy(s, dev, host, (size_t)n * sizeof *host), "attention spans", err);
+        if (rc != OK) return rc;
+        g->spans[o] = (struct attn_spans){ .host = host, .dev = dev, .n = n };
+        g->last[o] = 0;
+        for (int t = 1; t < R; t++)
+            if (layout_spans(l, (o + t) % R, o, g->d.window, NULL) > 0) g->last[o] = t;
+    }
+    return OK;
+}
+
+void attn_group_row_bytes(const struct attn_group *g, int64_t *fwd, int64_t *refetch, int64_t *bwd)
+{
+    int R = g->m->R, r = g->m->r;
+    struct volume_dims flat = g->vd;
+    struct volume v = volume_of_layer(g->vd, g->T);
+    int64_t kv = volume_kv_hop(flat, g->T), sum = volume_acc_hop(flat, g->T);
+    *fwd = v.fwd;
+    *refetch = v.refetch;
+    *bwd = v.bwd;
+    if (R == 1) return;
+    for (int t = 0; t < R; t++) {
+        int owner = (r - t + R) % R;
+        if (t + 1 < R && g->last[owner] < t + 1) *fwd -= kv, *bwd -= kv;
+        if (g->last[owner] == 0) *bwd -= sum;
+    }
+}
+
+/* --- forward --- */
+
+static int pack(struct attn_group *g, struct stream *s, void *out, const void *in, bool rotate, const int64_t *head0, int64_t H, int64_t h, struct error *err)
+{
+    return checked(g, s, g->ops->rope_pack(s, g->d.dt, out, g->Tl * h * g->d.D, in, rotate ? g->cos : NULL, rotate ? g->sin : NULL, head0, g->Tl, H, g->d.D,
+                                           g->m->U, h), "rope_pack", err);
+}
+
+static int unpack(struct attn_group *g, struct stream *s, void *out, enum dtype din, const void *in, bool rotate, const int64_t *head0, int64_t H, int64_t h,
+                  struct error *err)
+{
+    return checked(g, s, g->ops->rope_unpack(s, g->d.dt, out, din, in, g->Tl * h * g->d.D, rotate ? g->cos : NULL, rotate ? g->sin : NULL, head0, g->Tl, H,
+                                             g->d.D, g->m->U, h), "rope_unpack", err);
+}
+
+static int copy(struct attn_group *g, struct stream *s, void *dst, const void *src, int64_t elements, struct error *err)
+{
+    return checked(g, s, g->ops->copy(s, dst, src, (size_t)elements * dtype_size(g->d.dt)), "copy", err);
+}
+
+static int64_t q_size(const struct attn_group *g) { return g->Tr * g->hq * g->d.D; }
+static int64_t k_size(const struct attn_group *g) { return g->Tr * g->hk * g->d.D; }
+
+/* q, k, v of this rank's tokens -> rq, rk, rv: all tokens of the ring place, this rank's heads, rotated. */
+static int exchange_in(struct attn_group *g, struct stream *s, void *rq, void *rk, void *rv, const void *q, const void *k, const void *v, struct error *err)
+{
+    bool alone = g->m->U == 1;
+    int64_t b = (int64_t)dtype_size(g->d.dt), U = g->m->U;
+    int rc = pack(g, s, alone ? rq : g->xq, q, true, g->head_q, g->d.H, g->hq, err);
+    if (rc == OK) rc = pack(g, s, alone ? rk : g->xk, k, true, g->head_k, g->d.Hkv, g->hk, err);
+    if (rc == OK) rc = pack(g, s, alone ? rv : g->xv, v, false, g->head_k, g->d.Hkv, g->hk, err);
+    if (rc != OK || alone) return rc;
+    struct comm_part parts[3] = { { rq, g->xq, q_size(g) / U * b }, { rk, g->xk, k_size(g) / U * b }, { rv, g->xv, k_size(g) / U * b } };
+    return comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
+}
+
+/* Starts hop t (1…R-1) of keys and values out of buffer `from`, as far as this row needs it. */
+static int start_kv(struct attn_group *g, struct stream *s, int t, int from, struct comm_hop **h, struct error *err)
+{
+    int R = g->m->R, r = g->m->r, held = (r - t + 1 + R) % R, next = (r - t + R) % R;
+    *h = NULL;
+    if (t >= R) return OK;
+    return comm_hop_start(g->m->ring, s, g->last[next] >= t ? g->kv[1 - from] : NULL, g->last[held] >= t ? g->kv[from] : NULL,
+                          volume_kv_hop(g->vd, g->T), h, err);
+}
+
+static int attend(struct attn_group *g, struct stream *s, enum dtype dto, void *o, void *lse, const void *q, const void *k, const void *v, int owner, bool merge,
+                  struct error *err)
+{
+    if (merge && g->spans[owner].n == 0) return OK;
+    return checked(g, s, g->ops->attn_fwd(s, g->d.dt, dto, o, lse, q, k, v, shape(g, g->Tr), g->spans[owner], merge, g->ws), "attn_fwd", err);
+}
+
+/* o of type acc, lse; keys and values of this rank are in kv[0]. */
+static int ring_fwd(struct attn_group *g, struct stream *s, void *o, void *lse, const void *q, struct error *err)
+{
+    int R = g->m->R, r = g->m->r, rc = OK;
+    for (int t = 0, cur = 0; t < R && rc == OK; t++, cur = 1 - cur) {
+        struct comm_hop *h = NULL;
+        if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, &h, err);
+        if (rc == OK) rc = attend(g, s, g->acc, o, lse, q, g->kv[cur], at(g->d.dt, g->kv[cur], k_size(g)), (r - t + R) % R, t > 0, err);
+        if (rc == OK && !g->d.overlap) rc = start_kv(g, s, t + 1, cur, &h, err);
+        if (rc == OK) rc = comm_hop_wait(g->m->ring, s, h, err);
+    }
+    return rc;
+}
+
+int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err)
+{
+    static struct attn_kept nothing;
+    if (keep == NULL) keep = &nothing;
+    bool ring = g->m->R > 1, alone = g->m->U == 1;
+    void *rq = keep->q ? keep->q : g->q;
+    void *rk = ring ? g->kv[0] : keep->k ? keep->k : g->k;
+    void *rv = ring ? at(g->d.dt, g->kv[0], k_size(g)) : keep->v ? keep->v : g->v;
+    void *lse = keep->lse ? keep->lse : g->lse, *o = alone ? out : g->xq;
+
+    int rc = exchange_in(g, s, rq, rk, rv, q, k, v, err);
+    if (rc == OK && ring && keep->k) rc = copy(g, s, keep->k, rk, k_size(g), err);
+    if (rc == OK && ring && keep->v) rc = copy(g, s, keep->v, rv, k_size(g), err);
+    if (rc != OK) return rc;
+    if (!ring) {
+        rc = attend(g, s, g->d.dt, o, lse, rq, rk, rv, 0, false, err);
+    } else {
+        void *acc = g->acc == g->d.dt ? o : g->o_acc;
+        rc = ring_fwd(g, s, acc, lse, rq, err);
+        if (rc == OK && acc != o) rc = checked(g, s, g->ops->cast(s, g->d.dt, o, g->acc, acc, q_size(g)), "cast", err);
+    }
+    if (rc == OK && keep->o) rc = copy(g, s, keep->o, o, q_size(g), err);
+    if (rc != OK || alone) return rc;
+    rc = comm_all_to_all(g->m->uly, s, g->o, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
+    return rc == OK ? unpack(g, s, out, g->d.dt, g->o, false, g->head_q, g->d.H, g->hq, err) : rc;
+}
+
+int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err)
+{
+    assert(keep->q && keep->k && keep->v);
+    return exchange_in(g, s, keep->q, keep->k, keep->v, q, k, v, err);
+}
+
+/* --- backward --- */
+
+static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const void *dout, const void *k, const void *v, const struct attn_kept *kept, int owner,
+                     struct error *err)
+{
+    return checked(g, s, g->ops->attn_bwd(s, g->d.dt, g->o_acc, dkv, at(g->acc, dkv, k_size(g)), dout, kept->q, k, v, kept->lse, g->delta, shape(g, g->Tr),
+                                          g->spans[owner], g->ws), "attn_bwd", err);
+}
+
+static int clear(struct attn_group *g, struct stream *s, void *x, int64_t elements, struct error *err)
+{
+    return checked(g, s, g->ops->zero(s, x, (size_t)elements * dtype_size(g->acc)), "zero", err);
+}
+
+/* This rank's own dk, dv are complete: to their place, or to where their home ranks fetch them. */
+static int deliver_dkv(struct attn_group *g, struct stream *s, void *dkv, void *dk, void *dv, struct error *err)
+{
+    int64_t n = k_size(g);
+    void *sum_v = at(g->acc, dkv, n);
+    if (g->m->U == 1) {
+        int rc = unpack(g, s, dk, g->acc, dkv, true, g->head_k, g->d.Hkv, g->hk, err);
+        return rc == OK ? unpack(g, s, dv, g->acc, sum_v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;
+    }
+    int rc = checked(g, s, g->ops->cast(s, g->d.dt, g->xk, g->acc, dkv, n), "cast", err);
+    return rc == OK ? checked(g, s, g->ops->cast(s, g->d.dt, g->xv, g->acc, sum_v, n), "cast", err) : rc;
+}
+
+/* Adds up dq in o_acc and delivers this rank's own dk, dv. */
+static int ring_bwd(struct attn_group *g, struct stream *s, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err)
+{
+    int R = g->m->R, r = g->m->r;
+    int64_t n = k_size(g);
+    struct comm *ring = g->m->ring;
+    struct comm_hop *kv = NULL, *sums = NULL;
+    bool travels = g->last[r] > 0;
+    int rc = copy(g, s, g->kv[0], kept->k, n, err);
+    if (rc == OK) rc = copy(g, s, at(g->d.dt, g->kv[0], n), kept->v, n, err);
+    for (int t = 0, cur = 0; t < R && rc == OK; t++, cur = 1 - cur) {
+        int owner = (r - t + R) % R, coming = (r - 1 - t + 2 * R) % R;
+        bool work = g->spans[owner].n > 0 || t == 0;
+        void *part = t == 0 && travels ? g->sum[0] : g->part, *k = g->kv[cur];
+        if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, &kv, err);
+        if (rc == OK && work) rc = clear(g, s, part, 2 * n, err);
+        if (rc == OK && work) rc = block_bwd(g, s, part, dout, k, at(g->d.dt, k, n), kept, owner, err);
+        if (rc == OK && t == 0 && !travels) rc = deliver_dkv(g, s, part, dk, dv, err);
+        if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);                   /* the sum so far of this owner's block */
+        sums = NULL;
+        if (rc == OK && t > 0 && work) rc = checked(g, s, g->ops->axpy(s, g->acc, g->sum[cur], g->acc, part, 1.0f, 2 * n), "axpy", err);
+        if (rc == OK)
+            rc = comm_hop_start(ring, s, g->last[coming] > 0 ? g->sum[1 - cur] : NULL, g->last[owner] > 0 ? g->sum[cur] : NULL,
+                                volume_acc_hop(g->vd, g->T), &sums, err);
+        if (!g->d.overlap) {
+            if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);
+            sums = NULL;
+            if (rc == OK) rc = start_kv(g, s, t + 1, cur, &kv, err);
+        }
+        if (rc == OK) rc = comm_hop_wait(ring, s, kv, err);
+        kv = NULL;
+    }
+    if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);
+    return rc == OK && travels ? deliver_dkv(g, s, g->sum[R & 1], dk, dv, err) : rc;
+}
+
+int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err)
+{
+    assert(kept->q && kept->k && kept->v && kept->o && kept->lse);
+    bool alone = g->m->U == 1;
+    int64_t b = (int64_t)dtype_size(g->d.dt), nq = q_size(g), nk = k_size(g), U = g->m->U;
+    const void *here = dout;                    /* [Tr,hq,D] */
+    int rc = OK;
+    if (!alone) {
+        rc = pack(g, s, g->xq, dout, false, g->head_q, g->d.H, g->hq, err);
+        if (rc == OK) rc = comm_all_to_all(g->m->uly, s, g->q, g->xq, nq / U * b, err);
+        here = g->q;
+    }
+    if (rc == OK) rc = checked(g, s, g->ops->attn_delta(s, g->d.dt, g->d.dt, g->delta, here, kept->o, g->Tr, g->hq, g->d.D), "attn_delta", err);
+    if (rc == OK) rc = clear(g, s, g->o_acc, nq, err);
+    if (rc != OK) return rc;
+    if (g->m->R > 1) {
+        rc = ring_bwd(g, s, dk, dv, here, kept, err);
+    } else {
+        rc = clear(g, s, g->part, 2 * nk, err);
+        if (rc == OK) rc = block_bwd(g, s, g->part, here, kept->k, kept->v, kept, 0, err);
+        if (rc == OK) rc = deliver_dkv(g, s, g->part, dk, dv, err);
+    }
+    if (rc == OK && alone) return unpack(g, s, dq, g->acc, g->o_acc, true, g->head_q, g->d.H, g->hq, err);
+    if (rc == OK) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->xq, g->acc, g->o_acc, nq), "cast", err);
+    if (rc != OK) return rc;
+    struct comm_part parts[3] = { { g->o, g->xq, nq / U * b }, { g->k, g->xk, nk / U * b }, { g->v, g->xv, nk / U * b } };
+    rc = comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
+    if (rc == OK) rc = unpack(g, s, dq, g->d.dt, g->o, true, g->head_q, g->d.H, g->hq, err);
+    if (rc == OK) rc = unpack(g, s, dk, g->d.dt, g->k, true, g->head_k, g->d.Hkv, g->hk, err);
+    return rc == OK ? unpack(g, s, dv, g->d.dt, g->v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;
+}
