@@ -1,0 +1,152 @@
+/* linear.c - linear layers, plain and with adapters, forward and backward.
+ *
+ * y = x W^T + b + s drop(x) A^T B^T.  Frozen weights cost no dW. The adapter works through tiles of tokens, so that its scratch does
+ * not grow with the row; t = drop(x) A^T is computed again in backward rather than kept. Dropout's mask is a function of (seed,
+ * row, linear, position in the row, column): the same for any number of ranks and in forward and backward.
+ * Source: Hu et al. 2106.09685; gradients: dB = s dy^T t, dt = s dy B, dA = dt^T drop(x), dx += drop'(dt A). */
+#include "worker/model/decoder.h"
+
+enum { LORA_TILE = 4096 };
+
+int model_op(struct model *m, const char *what, int rc)
+{
+    return rc == OK ? OK : error_set(m->err, (enum status)rc, "%s: %s", what, m->ops->error(m->s));
+}
+
+/* y[N,out] = alpha x[N,in] w[out,in]^T + beta y */
+static int product_nt(struct model *m, void *y, const void *x, const void *w, int64_t N, int64_t out, int64_t in, float alpha, float beta)
+{
+    return model_op(m, "matmul", m->ops->matmul(m->s, m->dt, y, out, m->dt, x, in, false, m->dt, w, in, true, N, out, in, alpha, beta, m->ws, (size_t)m->ws_bytes));
+}
+
+/* dx[N,in] = alpha dy[N,out] w[out,in] + beta dx */
+static int product_nn(struct model *m, void *dx, const void *dy, const void *w, int64_t N, int64_t in, int64_t out, float alpha, float beta)
+{
+    return model_op(m, "matmul", m->ops->matmul(m->s, m->dt, dx, in, m->dt, dy, out, false, m->dt, w, in, false, N, in, out, alpha, beta, m->ws, (size_t)m->ws_bytes));
+}
+
+/* dw[out,in] f32 += alpha dy[N,out]^T x[N,in] */
+static int product_tn(struct model *m, float *dw, const void *dy, const void *x, int64_t out, int64_t in, int64_t N, float alpha)
+{
+    return model_op(m, "matmul", m->ops->matmul(m->s, DT_F32, dw, in, m->dt, dy, out, true, m->dt, x, in, false, out, in, N, alpha, 1, m->ws, (size_t)m->ws_bytes));
+}
+
+static uint64_t mix(uint64_t x)         /* splitmix64's finaliser */
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* out[n,in] = dropout(x[n,in]) of the tokens from row0 on, one call for each run of neighbours in the row. */
+static int drop(struct model *m, const struct linear *l, void *out, const void *x, int64_t n, int64_t row0)
+{
+    uint64_t seed = mix(mix((uint64_t)m->spec->seed ^ mix(m->row_key)) + l->id);
+    size_t row_bytes = (size_t)l->in * dtype_size(m->dt);
+    for (int64_t i = 0; i < n;) {
+        int64_t at = m->index[row0 + i], run = 1;
+        while (i + run < n && m->index[row0 + i + run] == at + run) run++;
+        TRY(model_op(m, "dropout", m->ops->dropout(m->s, m->dt, (char *)out + (size_t)i * row_bytes, (const char *)x + (size_t)i * row_bytes,
+                                                   m->dropout, seed, (uint64_t)at * (uint64_t)l->in, run * l->in)));
+        i += run;
+    }
+    return OK;
+}
+
+static bool drops(const struct model *m) { return m->train && m->dropout > 0; }
+
+static int adapter_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
+{
+    if (drops(m)) {
+        TRY(drop(m, l, m->l_x, x, n, row0));
+        x = m->l_x;
+    }
+    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    return product_nt(m, y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1);
+}
+
+static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const void *dy, const void *x, int64_t n, int64_t row0)
+{
+    if (drops(m)) {
+        TRY(drop(m, l, m->l_x, x, n, row0));
+        x = m->l_x;
+    }
+    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_tn(m, l->B->g, dy, m->l_t, l->out, m->rank_r, n, m->lora_scale));
+    TRY(product_nn(m, m->l_dt, dy, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
+    TRY(product_tn(m, l->A->g, m->l_dt, x, m->rank_r, l->in, n, 1));
+    if (!dx) return OK;
+    if (!drops(m)) return product_nn(m, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
+    TRY(product_nn(m, m->l_dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
+    TRY(drop(m, l, m->l_x, m->l_dx, n, row0));
+    return model_op(m, "add", m->ops->add(m->s, m->dt, dx, dx, m->l_x, n * l->in));
+}
+
+int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t N, int64_t row0)
+{
+    TRY(product_nt(m, y, x, l->w->w, N, l->out, l->in, 1, 0));
+    if (l->b) TRY(model_op(m, "bias", m->ops->bias_add(m->s, m->dt, y, l->b->w, N, l->out)));
+    size_t size = dtype_size(m->dt);
+    for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
+        int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
+        TRY(adapter_fwd(m, l, (char *)y + (size_t)(i * l->out) * size, (const char *)x + (size_t)(i * l->in) * size, n, row0 + i));
+    }
+    return OK;
+}
+
+int linear_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t N, int64_t row0)
+{
+    if (l->w->g) TRY(product_tn(m, l->w->g, dy, x, l->out, l->in, N, 1));
+    if (l->b && l->b->g) TRY(model_op(m, "bias gradient", m->ops->bias_bwd(m->s, m->dt, l->b->g, dy, N, l->out)));
+    if (dx) TRY(product_nn(m, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
+    size_t size = dtype_size(m->dt);
+    for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
+        int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
+        TRY(adapter_bwd(m, l, dx ? (char *)dx + (size_t)(i * l->in) * size : NULL, (const char *)dy + (size_t)(i * l->out) * size,
+                        (const char *)x + (size_t)(i * l->in) * size, n, row0 + i));
+    }
+    return OK;
+}
+
+/* --- memory --- */
+static void need(struct model *m, enum dtype dc, int64_t M, int64_t N, int64_t K, bool ta, bool tb)
+{
+    int64_t bytes = (int64_t)m->ops->matmul_ws(dc, m->dt, M, N, K, ta, tb);
+    if (bytes > m->ws_bytes) m->ws_bytes = bytes;
+}
+
+static void need_linear(struct model *m, int64_t rows, int64_t out, int64_t in)
+{
+    need(m, m->dt, rows, out, in, false, true);
+    need(m, m->dt, rows, in, out, false, false);
+    need(m, DT_F32, out, in, rows, true, false);
+}
+
+void linear_layout(struct model *m, struct arena *device)
+{
+    const struct model_config *c = m->c;
+    int64_t widest = c->C > c->F ? c->C : c->F;
+    if (c->H * c->D > widest) widest = c->H * c->D;
+    m->lora_tile = m->max_Tl < LORA_TILE ? m->max_Tl : LORA_TILE;
+    for (int64_t rows = m->max_Tl;; rows = m->mlp_tile) {
+        need_linear(m, rows, c->H * c->D, c->C);
+        need_linear(m, rows, c->Hkv * c->D, c->C);
+        need_linear(m, rows, c->C, c->H * c->D);
+        need_linear(m, rows, c->F, c->C);
+        need_linear(m, rows, c->C, c->F);
+        if (rows == m->mlp_tile) break;
+    }
+    need_linear(m, m->z_tile, c->V, c->C);
+    if (m->lora) {
+        need_linear(m, m->lora_tile, m->rank_r, widest);
+        need_linear(m, m->lora_tile, widest, m->rank_r);
+        m->l_t = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, m->rank_r, 0, 0, "lora.t");
+        m->l_dt = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, m->rank_r, 0, 0, "lora.dt");
+        if (m->dropout > 0) {
+            m->l_x = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "lora.x");
+            m->l_dx = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "lora.dx");
+        }
+    }
+    m->ws = arena_take(device, MEM_WORKSPACE, DT_U8, m->ws_bytes, 0, 0, 0, "matmul.workspace");
+}

@@ -1,0 +1,255 @@
+/* model.c - a rank's decoder from the outside: layout, row, sweep. See model.h; the layers are layer.c, the loss head.c. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "worker/model/decoder.h"
+
+enum { MLP_TILE_BYTES = 32 << 20, MLP_TILE_MIN_ROWS = 128 };
+
+const char *const act_policy_names[ACT_POLICIES] = {
+    [ACT_NONE] = "none", [ACT_ATTENTION] = "attention", [ACT_LAYER] = "layer", [ACT_OFFLOAD_HOST] = "offload_host", [ACT_OFFLOAD_DISK] = "offload_disk",
+};
+
+enum act_policy act_policy_by_name(const char *name)
+{
+    int i = 0;
+    while (i < ACT_POLICIES && strcmp(name, act_policy_names[i]) != 0) i++;
+    return (enum act_policy)i;
+}
+
+/* --- layout --- */
+static int choose_attention(struct model *m, struct arena *device, struct arena *shared, struct arena *host, struct error *err)
+{
+    const struct model_config *c = m->c;
+    for (int64_t i = 0; i < c->L; i++) {
+        bool sliding = c->window > 0 && i >= c->window_from;
+        struct attn_group **g = &m->attn[sliding];
+        struct attn_dims d = { .dt = m->dt, .H = c->H, .Hkv = c->Hkv, .D = c->D, .max_T = m->max_T, .max_docs = m->max_docs,
+                               .window = sliding ? c->window : 0, .scale = (float)(1.0 / sqrt((double)c->D)), .overlap = m->spec->enable_sequence_overlap };
+        if (!*g) TRY(attn_group_new(g, m->ops, m->mesh, d, device, shared, host, err));
+        m->layers[i].attn = *g;
+    }
+    return OK;
+}
+
+static void layout_row(struct model *m, struct arena *device, struct arena *host)
+{
+    int64_t N = m->max_Tl, half = m->c->D / 2;
+    m->index = arena_take(host, MEM_DATA, DT_I64, N, 0, 0, 0, "row.index");
+    m->h_ids = arena_take(host, MEM_DATA, DT_I32, N, 0, 0, 0, "row.ids.host");
+    m->h_labels = arena_take(host, MEM_DATA, DT_I32, N, 0, 0, 0, "row.labels.host");
+    m->h_pos = arena_take(host, MEM_DATA, DT_I32, N, 0, 0, 0, "row.positions.host");
+    m->h_weights = arena_take(host, MEM_DATA, DT_F32, N, 0, 0, 0, "row.weights.host");
+    m->ids = arena_take(device, MEM_DATA, DT_I32, N, 0, 0, 0, "row.ids");
+    m->labels = arena_take(device, MEM_DATA, DT_I32, N, 0, 0, 0, "row.labels");
+    m->pos = arena_take(device, MEM_DATA, DT_I32, N, 0, 0, 0, "row.positions");
+    m->weights = arena_take(device, MEM_DATA, DT_F32, N, 0, 0, 0, "row.weights");
+    m->cos = arena_take(device, MEM_DATA, DT_F32, N, half, 0, 0, "rope.cos");
+    m->sin = arena_take(device, MEM_DATA, DT_F32, N, half, 0, 0, "rope.sin");
+    m->inv_freq = arena_take(device, MEM_DATA, DT_F32, half, 0, 0, 0, "rope.inv_freq");
+}
+
+static int64_t norm_ws_bytes(const struct model *m)
+{
+    const struct model_config *c = m->c;
+    size_t most = m->ops->rmsnorm_bwd_ws(m->max_Tl, c->C);
+    size_t q = c->qk_norm ? m->ops->rmsnorm_bwd_ws(m->max_Tl * c->H, c->D) : 0;
+    return (int64_t)(q > most ? q : most);
+}
+
+static int read_options(struct model *m, const struct model_options *o, struct error *err)
+{
+    const struct spec *s = o->spec;
+    const struct mesh *mesh = o->mesh;
+    *m = (struct model){ .spec = s, .c = o->config, .ops = o->ops, .mesh = mesh, .policy = o->policy, .dt = spec_dtype(s), .max_T = o->max_T,
+                         .max_docs = o->max_docs, .P = (int64_t)mesh->R * mesh->U, .offload_fd = -1 };
+    m->lora = s->tuner_type && strcmp(s->tuner_type, "lora") == 0;
+    m->dora = m->lora && s->use_dora;
+    m->rank_r = s->lora_rank;
+    m->dropout = m->lora ? (float)s->lora_dropout : 0;
+    m->lora_scale = m->lora ? (float)(s->use_rslora ? s->lora_alpha / sqrt((double)s->lora_rank) : s->lora_alpha / (double)s->lora_rank) : 0;
+    if (m->dora) return error_set(err, E_UNSUPPORTED, "use_dora: not built yet");
+    if (m->policy >= ACT_OFFLOAD_HOST) return error_set(err, E_UNSUPPORTED, "gradient_checkpointing: %s is not built yet", act_policy_names[m->policy]);
+    m->max_Tl = (m->max_T + m->P - 1) / m->P;
+    m->mlp_tile = MLP_TILE_BYTES / (m->c->F * (int64_t)dtype_size(m->dt));
+    if (m->mlp_tile < MLP_TILE_MIN_ROWS) m->mlp_tile = MLP_TILE_MIN_ROWS;
+    if (m->mlp_tile > m->max_Tl) m->mlp_tile = m->max_Tl;
+    m->z_tile = head_tile_rows(m);
+    return OK;
+}
+
+int model_new(struct model **out, const struct model_options *o, struct stream *s, struct arena *device, struct arena *shared, struct arena *host, struct error *err)
+{
+    struct model *m = xcalloc(1, sizeof *m);
+    int rc = read_options(m, o, err);
+    *out = m;
+    if (rc != OK) goto out;
+    m->s = s;
+    m->planning = device->base == NULL;
+    m->layers = xcalloc((unsigned long)m->c->L, sizeof *m->layers);
+    if ((rc = params_build(m, device, err)) != OK) goto out;
+    if ((rc = choose_attention(m, device, shared, host, err)) != OK) goto out;
+    layout_row(m, device, host);
+    linear_layout(m, device);
+    m->norm_ws = arena_take(device, MEM_WORKSPACE, DT_U8, norm_ws_bytes(m), 0, 0, 0, "norm.workspace");
+    layer_layout(m, device);
+    head_layout(m, device, host);
+out:
+    if (rc != OK) { model_free(m); *out = NULL; }
+    return rc;
+}
+
+void model_free(struct model *m)
+{
+    if (!m) return;
+    attn_group_free(m->attn[0]);
+    attn_group_free(m->attn[1]);
+    layout_release(&m->layout);
+    params_release(&m->params);
+    free(m->layers);
+    free(m);
+}
+
+struct params *model_params(struct model *m) { return &m->params; }
+
+/* --- the row --- */
+static int cut_row(struct model *m, const struct row *row)
+{
+    const struct model_config *c = m->c;
+    m->weight_sum = m->count = 0;
+    m->last_real = row->cu[1] - 1;
+    for (int64_t i = 0; i < m->Tl; i++) {
+        int64_t t = m->index[i];
+        if (row->ids[t] < 0 || row->ids[t] >= c->V || row->labels[t] >= c->V)
+            return error_set(m->err, E_INVALID, "row %lld of epoch %lld: token %lld has id %d, label %d; the model's vocabulary has %lld entries", (long long)row->index,
+                             (long long)row->epoch, (long long)t, row->ids[t], row->labels[t], (long long)c->V);
+        m->h_ids[i] = row->ids[t];
+        m->h_labels[i] = row->labels[t] < 0 ? -100 : row->labels[t];
+        m->h_pos[i] = row->positions[t];
+        m->h_weights[i] = row->labels[t] < 0 ? 0 : row->weights[t];
+        m->weight_sum += (double)m->h_weights[i];
+        m->count += row->labels[t] >= 0;
+    }
+    return OK;
+}
+
+static int send_row(struct model *m, int64_t longest)
+{
+    const struct kernel_ops *ops = m->ops;
+    int64_t N = m->Tl, half = m->c->D / 2;
+    double factor, *f64 = xmalloc((unsigned long)half * sizeof *f64);
+    float *f32 = xmalloc((unsigned long)half * sizeof *f32);
+    model_config_rope(m->c, longest, f64, &factor);
+    for (int64_t i = 0; i < half; i++) f32[i] = (float)f64[i];
+    struct { void *dst; const void *src; int64_t bytes; } copies[] = {
+        { m->ids, m->h_ids, N * 4 }, { m->labels, m->h_labels, N * 4 }, { m->pos, m->h_pos, N * 4 }, { m->weights, m->h_weights, N * 4 }, { m->inv_freq, f32, half * 4 },
+    };
+    int rc = OK;
+    for (size_t i = 0; i < sizeof copies / sizeof copies[0] && rc == OK; i++)
+        rc = model_op(m, "copy", ops->copy(m->s, copies[i].dst, copies[i].src, (size_t)copies[i].bytes));
+    if (rc == OK) rc = model_op(m, "rope table", ops->rope_table(m->s, m->cos, m->sin, m->pos, m->inv_freq, N, m->c->D, (float)factor));
+    if (rc == OK) rc = ops->stream_wait(m->s, m->err);      /* f32 goes away */
+    free(f64);
+    free(f32);
+    return rc;
+}
+
+int model_row(struct model *m, const struct row *row, struct error *err)
+{
+    m->err = err;
+    if (row->T > m->max_T || row->n_docs > m->max_docs || row->T % m->P != 0)
+        return error_set(err, E_INTERNAL, "row of %lld tokens in %lld documents; buffers are for %lld in %lld, a multiple of %lld", (long long)row->T, (long long)row->n_docs,
+                         (long long)m->max_T, (long long)m->max_docs, (long long)m->P);
+    layout_release(&m->layout);
+    TRY(layout_build(&m->layout, row->cu, row->n_docs, row->T, m->mesh->R, m->mesh->U, err));
+    m->T = row->T;
+    m->Tl = row->T / m->P;
+    m->row_key = (uint64_t)row->epoch << 40 ^ (uint64_t)row->index;
+    layout_index(&m->layout, m->mesh->r, m->mesh->u, m->index);
+    TRY(cut_row(m, row));
+    int64_t longest = 0;
+    for (int64_t i = 0; i < row->n_docs; i++) if (row->cu[i + 1] - row->cu[i] > longest) longest = row->cu[i + 1] - row->cu[i];
+    TRY(send_row(m, longest));
+    for (int i = 0; i < 2; i++) if (m->attn[i]) TRY(attn_group_row(m->attn[i], m->s, &m->layout, m->cos, m->sin, err));
+    return OK;
+}
+
+/* --- the sweep --- */
+static double now_s(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int forward(struct model *m)
+{
+    const struct model_config *c = m->c;
+    TRY(model_op(m, "embedding", m->ops->embed_fwd(m->s, m->dt, m->layers[0].x, m->embed->w, m->ids, m->Tl, c->C, c->V)));
+    for (int64_t i = 0; i < c->L; i++) TRY(layer_fwd(m, &m->layers[i], i + 1 < c->L ? m->layers[i + 1].x : m->x_out));
+    return OK;
+}
+
+int model_forward_backward(struct model *m, double scale, struct model_loss *out, struct error *err)
+{
+    const struct model_config *c = m->c;
+    m->err = err;
+    m->train = true;
+    double start = now_s();
+    TRY(forward(m));
+    TRY(head_run(m, m->x_out, scale, true, out));
+    double middle = now_s();
+    for (int64_t i = c->L; i-- > 0;) TRY(layer_bwd(m, &m->layers[i]));
+    if (m->embed->g) TRY(model_op(m, "embedding gradient", m->ops->embed_bwd(m->s, m->dt, m->embed->g, m->d, m->ids, m->Tl, c->C, c->V)));
+    TRY(m->ops->stream_wait(m->s, err));
+    out->forward_s += middle - start;
+    out->backward_s += now_s() - middle;
+    return OK;
+}
+
+int model_eval(struct model *m, struct model_loss *out, struct error *err)
+{
+    m->err = err;
+    m->train = false;
+    TRY(forward(m));
+    return head_run(m, m->x_out, 0, false, out);
+}
+
+int model_zero_grads(struct model *m, struct error *err)
+{
+    m->err = err;
+    return model_op(m, "zero", m->ops->zero(m->s, m->params.flat_g, (size_t)m->params.n_flat * sizeof(float)));
+}
+
+int model_weights_changed(struct model *m, struct error *err)
+{
+    (void)m;
+    (void)err;
+    return OK;
+}
+
+/* --- figures --- */
+double model_row_flops(const struct model *m, const struct row *row)
+{
+    const struct model_config *c = m->c;
+    double linear = (double)c->L * ((double)c->C * (double)c->D * (double)(2 * c->H + 2 * c->Hkv) + 3.0 * (double)c->C * (double)c->F) + (double)c->V * (double)c->C;
+    double pairs = 0;
+    for (int64_t i = 0; i < row->n_docs; i++) {
+        double n = (double)(row->cu[i + 1] - row->cu[i]);
+        pairs += n * (n + 1) / 2;
+    }
+    return (m->lora ? 4.0 : 6.0) * linear * (double)row->T + 12.0 * (double)c->L * (double)(c->H * c->D) * pairs;
+}
+
+int64_t model_row_bytes(const struct model *m, int64_t T)
+{
+    int64_t total = 0;
+    for (int64_t i = 0; i < m->c->L; i++) {
+        int64_t fwd, refetch, bwd;
+        attn_group_bytes(m->layers[i].attn, T, &fwd, &refetch, &bwd);
+        total += fwd + bwd + (m->policy == ACT_ATTENTION ? refetch : m->policy == ACT_NONE ? 0 : fwd);
+    }
+    return total;
+}

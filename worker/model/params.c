@@ -1,0 +1,166 @@
+/* params.c - which tensors a model has, what they are called, which are trained; see params.h.
+ *
+ * Names are Hugging Face's; LoRA parts and modules_to_save carry PEFT's. Order: embedding, layers (attention, MLP, norms), final
+ * norm, head; the adapter of a linear follows it. */
+#include "worker/model/params.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker/model/decoder.h"
+#include "worker/model/targets.h"
+
+enum { FLAT_ALIGN = 64 };
+#define PEFT_PREFIX "base_model.model."
+
+struct param *params_find(const struct params *p, const char *name)
+{
+    for (int64_t i = 0; i < p->n; i++) if (strcmp(p->v[i].name, name) == 0) return &p->v[i];
+    return NULL;
+}
+
+const char *param_base_name(const struct param *p)
+{
+    size_t n = strlen(PEFT_PREFIX);
+    return strncmp(p->name, PEFT_PREFIX, n) == 0 ? p->name + n : p->name;
+}
+
+/* Hugging Face's rule: no decay for anything named bias or norm. */
+static bool decays(const char *name)
+{
+    size_t n = strlen(name);
+    if (n >= 5 && strcmp(name + n - 5, ".bias") == 0) return false;
+    return strstr(name, "norm.weight") == NULL;
+}
+
+static struct param *add(struct model *m, char *name, int64_t d0, int64_t d1, enum param_init init)
+{
+    struct params *p = &m->params;
+    if (p->n == m->cap_params) abort();         /* params_build's bound is wrong: our bug */
+    struct param *q = &p->v[p->n++];
+    *q = (struct param){ .name = name, .ndim = d1 > 0 ? 2 : 1, .dim = { d0, d1 }, .n = d1 > 0 ? d0 * d1 : d0, .dt = m->dt, .at = -1,
+                         .init = init, .source = -1 };
+    q->decay = decays(name);
+    return q;
+}
+
+/* A tensor of the base model: trained when everything is, or when its module is in modules_to_save. */
+static struct param *add_base(struct model *m, struct targets *t, const char *module, const char *leaf, int64_t d0, int64_t d1, enum param_init init)
+{
+    bool saved = m->lora && targets_saved(t, module);
+    struct param *q = add(m, xasprintf("%s%s.%s", saved ? PEFT_PREFIX : "", module, leaf), d0, d1, init);
+    q->trained = !m->lora || saved;
+    q->adapter = saved;
+    return q;
+}
+
+static int add_linear(struct model *m, struct targets *t, struct linear *l, char *module, int64_t out, int64_t in, bool bias, struct error *err)
+{
+    *l = (struct linear){ .in = in, .out = out, .id = m->n_linears++ };
+    l->w = add_base(m, t, module, "weight", out, in, INIT_NORMAL);
+    if (bias) l->b = add_base(m, t, module, "bias", out, 0, INIT_ZERO);
+    bool wanted = false;
+    int rc = m->lora ? targets_match(t, module, &wanted, err) : OK;
+    if (wanted) {
+        l->A = add(m, xasprintf(PEFT_PREFIX "%s.lora_A.weight", module), m->rank_r, in, INIT_KAIMING);
+        l->A->lora = LORA_A;
+        l->B = add(m, xasprintf(PEFT_PREFIX "%s.lora_B.weight", module), out, m->rank_r, INIT_ZERO);
+        l->B->lora = LORA_B;
+        l->A->trained = l->B->trained = l->A->adapter = l->B->adapter = true;
+        if (m->dora) {
+            l->mag = add(m, xasprintf(PEFT_PREFIX "%s.lora_magnitude_vector", module), out, 0, INIT_DORA);
+            l->mag->lora = LORA_MAGNITUDE;
+            l->mag->trained = l->mag->adapter = true;
+            l->mag->source = l->w - m->params.v;
+        }
+    }
+    free(module);
+    return rc;
+}
+
+static int add_layer(struct model *m, struct targets *t, int64_t i, struct error *err)
+{
+    const struct model_config *c = m->c;
+    struct layer *l = &m->layers[i];
+    struct { struct linear *l; const char *name; int64_t out, in; bool bias; } lin[] = {
+        { &l->q, "self_attn.q_proj", c->H * c->D, c->C, c->qkv_bias },
+        { &l->k, "self_attn.k_proj", c->Hkv * c->D, c->C, c->qkv_bias },
+        { &l->v, "self_attn.v_proj", c->Hkv * c->D, c->C, c->qkv_bias },
+        { &l->o, "self_attn.o_proj", c->C, c->H * c->D, c->o_bias },
+        { &l->gate, "mlp.gate_proj", c->F, c->C, c->mlp_bias },
+        { &l->up, "mlp.up_proj", c->F, c->C, c->mlp_bias },
+        { &l->down, "mlp.down_proj", c->C, c->F, c->mlp_bias },
+    };
+    for (size_t k = 0; k < sizeof lin / sizeof lin[0]; k++)
+        TRY(add_linear(m, t, lin[k].l, xasprintf("model.layers.%lld.%s", (long long)i, lin[k].name), lin[k].out, lin[k].in, lin[k].bias, err));
+    struct { struct param **p; const char *name; int64_t n; } norms[] = {
+        { &l->norm1, "input_layernorm", c->C }, { &l->norm2, "post_attention_layernorm", c->C },
+        { &l->qnorm, "self_attn.q_norm", c->qk_norm ? c->D : 0 }, { &l->knorm, "self_attn.k_norm", c->qk_norm ? c->D : 0 },
+    };
+    for (size_t k = 0; k < sizeof norms / sizeof norms[0]; k++) {
+        if (norms[k].n == 0) continue;
+        char *module = xasprintf("model.layers.%lld.%s", (long long)i, norms[k].name);
+        *norms[k].p = add_base(m, t, module, "weight", norms[k].n, 0, INIT_ONE);
+        free(module);
+    }
+    return OK;
+}
+
+/* Places: the flat vector, then the frozen tensors one by one. */
+static void place(struct model *m, struct arena *device)
+{
+    struct params *p = &m->params;
+    for (int64_t i = 0; i < p->n; i++) {
+        struct param *q = &p->v[i];
+        p->n_total += q->n;
+        if (!q->trained) continue;
+        p->n_trained += q->n;
+        q->at = p->n_flat;
+        p->n_flat += (q->n + FLAT_ALIGN - 1) / FLAT_ALIGN * FLAT_ALIGN;
+    }
+    int64_t step = FLAT_ALIGN * (int64_t)m->mesh->world;
+    p->n_flat = (p->n_flat + step - 1) / step * step;
+    p->flat_w = arena_take(device, MEM_WEIGHTS, p->dt, p->n_flat, 0, 0, 0, "weights.trained");
+    p->flat_g = arena_take(device, MEM_GRADIENTS, DT_F32, p->n_flat, 0, 0, 0, "gradients");
+    for (int64_t i = 0; i < p->n; i++) {
+        struct param *q = &p->v[i];
+        if (!q->trained) q->w = arena_take(device, MEM_WEIGHTS, q->dt, q->dim[0], q->dim[1], 0, 0, "%s", q->name);
+        else if (p->flat_w) {
+            q->w = (char *)p->flat_w + q->at * (int64_t)dtype_size(p->dt);
+            q->g = p->flat_g + q->at;
+        }
+    }
+}
+
+int params_build(struct model *m, struct arena *device, struct error *err)
+{
+    const struct model_config *c = m->c;
+    struct params *p = &m->params;
+    struct targets t;
+    int rc = targets_init(&t, m->spec, err);
+    if (rc != OK) return rc;
+    m->cap_params = c->L * (7 * 5 + 4) + 3;
+    p->v = xcalloc((unsigned long)m->cap_params, sizeof *p->v);
+    p->dt = m->dt;
+
+    /* With a tied head the two are one tensor, unless an adapter trains one of them whole: then each has its own. */
+    bool untie = c->tied && m->lora && (targets_saved(&t, "model.embed_tokens") || targets_saved(&t, "lm_head"));
+    m->embed = add_base(m, &t, "model.embed_tokens", "weight", c->V, c->C, INIT_NORMAL);
+    for (int64_t i = 0; i < c->L && rc == OK; i++) rc = add_layer(m, &t, i, err);
+    m->norm = add_base(m, &t, "model.norm", "weight", c->C, 0, INIT_ONE);
+    m->head = m->embed;
+    if (!c->tied || untie) m->head = add_base(m, &t, "lm_head", "weight", c->V, c->C, untie ? INIT_COPY : INIT_NORMAL);
+    if (untie) m->head->source = m->embed - p->v;
+    if (rc == OK && m->lora) rc = targets_all_used(&t, err);
+    targets_release(&t);
+    if (rc == OK) place(m, device);
+    return rc;
+}
+
+void params_release(struct params *p)
+{
+    for (int64_t i = 0; i < p->n; i++) free(p->v[i].name);
+    free(p->v);
+    *p = (struct params){ 0 };
+}
