@@ -113,6 +113,8 @@ void layer_layout(struct model *m, struct arena *device);
 
 /* head.c: final norm, logits, loss, tile by tile; with grad also dx into m->d and the head's gradients. */
 int head_run(struct model *m, const void *x, double scale, bool grad, struct model_loss *out);
+/* Logits f32 [n,V] (host) of rows [from, from+n) of x. */
+int head_logits(struct model *m, const void *x, int64_t from, int64_t n, float *out);
 /* Rows of a tile of logits, bounded in bytes. */
 int64_t head_tile_rows(const struct model *m);
 void head_layout(struct model *m, struct arena *device, struct arena *host);

@@ -3,6 +3,8 @@
  * A tile's logits become their own gradient in place, times scale = 1/Nglob, which is known before; so dx and dW come out with
  * the same, final scale in one sweep. Tiles without a trained token are skipped: their dx is zero.
  * Source: reference ALST's tiled loss (2506.13996) with its scaling repaired. */
+#include <stdlib.h>
+
 #include "worker/model/decoder.h"
 
 enum { TILE_BYTES = 128 << 20, TILE_MIN_ROWS = 32 };
@@ -13,13 +15,20 @@ static bool any_trained(const int32_t *labels, int64_t n)
     return false;
 }
 
+/* m->z [n,V] of x [n,C]; leaves the normed rows in z_h. */
+static int logits(struct model *m, const void *x, int64_t n)
+{
+    const struct model_config *c = m->c;
+    TRY(model_op(m, "rmsnorm", m->ops->rmsnorm_fwd(m->s, m->dt, m->z_h, m->rstd, x, m->norm->w, n, c->C, c->eps)));
+    return model_op(m, "logits", m->ops->matmul(m->s, m->dt, m->z, c->V, m->dt, m->z_h, c->C, false, m->dt, m->head->w, c->C, true, n, c->V, c->C, 1, 0, m->ws, (size_t)m->ws_bytes));
+}
+
 static int tile(struct model *m, const char *x, char *dx, int64_t i, int64_t n, double scale, bool grad)
 {
     const struct model_config *c = m->c;
     const struct kernel_ops *ops = m->ops;
     size_t ws = (size_t)m->ws_bytes;
-    TRY(model_op(m, "rmsnorm", ops->rmsnorm_fwd(m->s, m->dt, m->z_h, m->rstd, x, m->norm->w, n, c->C, c->eps)));
-    TRY(model_op(m, "logits", ops->matmul(m->s, m->dt, m->z, c->V, m->dt, m->z_h, c->C, false, m->dt, m->head->w, c->C, true, n, c->V, c->C, 1, 0, m->ws, ws)));
+    TRY(logits(m, x, n));
     TRY(model_op(m, "cross-entropy", ops->cross_entropy(m->s, m->dt, m->loss + i, m->correct + i, m->z, m->labels + i, m->weights + i, (float)scale, grad, n, c->V)));
     if (!grad) return OK;
     TRY(model_op(m, "logits gradient", ops->matmul(m->s, m->dt, m->z_dh, c->C, m->dt, m->z, c->V, false, m->dt, m->head->w, c->C, false, n, c->C, c->V, 1, 0, m->ws, ws)));
@@ -51,6 +60,23 @@ int head_run(struct model *m, const void *x, double scale, bool grad, struct mod
     out->weight_sum += m->weight_sum;
     out->count += m->count;
     return OK;
+}
+
+int head_logits(struct model *m, const void *x, int64_t from, int64_t n, float *out)
+{
+    const struct model_config *c = m->c;
+    size_t size = dtype_size(m->dt);
+    void *host = xmalloc((size_t)(m->z_tile * c->V) * size);
+    int rc = OK;
+    for (int64_t i = 0; i < n && rc == OK; i += m->z_tile) {
+        int64_t k = n - i < m->z_tile ? n - i : m->z_tile;
+        rc = logits(m, (const char *)x + (size_t)((from + i) * c->C) * size, k);
+        if (rc == OK) rc = model_op(m, "copy", m->ops->copy(m->s, host, m->z, (size_t)(k * c->V) * size));
+        if (rc == OK) rc = m->ops->stream_wait(m->s, m->err);
+        for (int64_t j = 0; j < k * c->V && rc == OK; j++) out[i * c->V + j] = m->dt == DT_BF16 ? bf16_to_f32(((bf16 *)host)[j]) : ((float *)host)[j];
+    }
+    free(host);
+    return rc;
 }
 
 /* z_tile: set by model_new before linear_layout, which asks for its workspace. */

@@ -217,6 +217,22 @@ int model_eval(struct model *m, struct model_loss *out, struct error *err)
     return head_run(m, m->x_out, 0, false, out);
 }
 
+int model_logits(struct model *m, int64_t from, int64_t n, float *out, struct error *err)
+{
+    m->err = err;
+    m->train = false;
+    TRY(forward(m));
+    return head_logits(m, m->x_out, from, n, out);
+}
+
+int model_last_logits(struct model *m, float *logits, struct error *err)
+{
+    if (m->P > 1) return error_set(err, E_UNSUPPORTED, "sampling runs on one rank, not on a group of %lld", (long long)m->P);
+    int64_t at = 0;                     /* one rank of one group may still hold the row in another order */
+    while (at < m->Tl && m->index[at] != m->last_real) at++;
+    return model_logits(m, at, 1, logits, err);
+}
+
 int model_zero_grads(struct model *m, struct error *err)
 {
     m->err = err;

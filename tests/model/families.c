@@ -1,0 +1,162 @@
+/* Every family, RoPE type and tuner against transformers and PEFT: logits, loss and all gradients, under every policy. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/model/rig.h"
+
+static const struct { const char *name, *base, *more; } cases[] = {
+    { "qwen2-tied", NULL, "" }, { "qwen2-untied", NULL, "" }, { "qwen2-window", NULL, "" }, { "qwen3", NULL, "" }, { "llama", NULL, "" },
+    { "llama-old", NULL, "" }, { "mistral", NULL, "" }, { "rope-linear", NULL, "" }, { "rope-dynamic", NULL, "" }, { "rope-yarn", NULL, "" },
+    { "rope-yarn-mscale", NULL, "" },
+    { "lora", "qwen2-tied", "\"lora_rank\":4,\"lora_alpha\":8,\"target_modules\":[\"all-linear\"]" },
+    { "lora-rs-some", "qwen2-untied", "\"lora_rank\":3,\"lora_alpha\":6,\"use_rslora\":true,\"target_modules\":[\"q_proj\",\"mlp.down_proj\"]" },
+    { "lora-save", "qwen2-untied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\",\"embed_tokens\",\"input_layernorm\"]" },
+    { "lora-save-tied", "qwen2-tied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\"]" },
+};
+enum { N_CASES = sizeof cases / sizeof cases[0] };
+static const enum act_policy policies[] = { ACT_NONE, ACT_ATTENTION, ACT_LAYER };
+enum { N_POLICIES = sizeof policies / sizeof policies[0] };
+
+/* Largest error relative to the tensor's norm per element. */
+static double relative(const double *want, const float *got, int64_t n)
+{
+    double num = 0, den = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = want[i] - (double)got[i];
+        num += d * d;
+        den += want[i] * want[i];
+    }
+    return den > 0 ? sqrt(num / den) : sqrt(num);
+}
+
+static void open_case(struct rig *r, struct test_case *c, int i, enum act_policy policy, const char *extra)
+{
+    char more[2000];
+    struct error err = { 0 };
+    const char *base = cases[i].base ? cases[i].base : cases[i].name;
+    case_open(c, fixture(cases[i].name));
+    if (cases[i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,\"adapter\":\"%s\",%s%s", fixture(cases[i].name), cases[i].more, extra);
+    else (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"%s", extra);
+    ck_assert_msg(rig_open(r, fixture(base), more, policy, c->row.T + 3, c->row.n_docs + 1, &err) == OK, "%s: %s", cases[i].name, err.text);
+    ck_assert_msg(model_load(r->m, fixture(base), &err) == OK, "%s: %s", cases[i].name, err.text);
+}
+
+START_TEST(agrees_with_hugging_face)
+{
+    int i = _i / N_POLICIES;
+    struct rig r;
+    struct test_case c;
+    struct error err = { 0 };
+    struct model_loss loss = { 0 };
+    open_case(&r, &c, i, policies[_i % N_POLICIES], "");
+    double *want_loss = case_get(&c, "loss", NULL);
+    ck_assert_int_eq(model_zero_grads(r.m, &err), OK);
+    ck_assert_msg(model_row(r.m, &c.row, &err) == OK, "%s", err.text);
+    ck_assert_msg(model_forward_backward(r.m, 1.0 / c.row.weight_sum, &loss, &err) == OK, "%s", err.text);
+    double got = loss.loss_sum / c.row.weight_sum;
+    ck_assert_msg(fabs(got - *want_loss) <= 1e-5 * *want_loss, "%s: loss %.9g, Hugging Face's %.9g", cases[i].name, got, *want_loss);
+    ck_assert_double_eq(loss.weight_sum, c.row.weight_sum);
+
+    const struct params *p = model_params(r.m);
+    int64_t compared = 0;
+    for (int64_t k = 0; k < p->n; k++) {
+        if (!p->v[k].trained) { ck_assert_ptr_null(p->v[k].g); continue; }
+        char name[300];
+        int64_t n;
+        (void)snprintf(name, sizeof name, "grad.%s", p->v[k].name);
+        double *want = case_get(&c, name, &n);
+        ck_assert_int_eq(n, p->v[k].n);
+        double e = relative(want, p->v[k].g, n);
+        ck_assert_msg(e <= 1e-4, "%s: gradient of %s is off by %.3g", cases[i].name, p->v[k].name, e);
+        free(want);
+        compared++;
+    }
+    int64_t given = 0;
+    for (int64_t k = 0; k < safetensors_count(c.file); k++) given += safetensors_at(c.file, k)->name[0] == 'g';
+    ck_assert_int_eq(compared, given);
+
+    int64_t n;
+    double *want = case_get(&c, "logits", &n);
+    float *logits = xcalloc((unsigned long)n, sizeof *logits);
+    ck_assert_int_eq(model_logits(r.m, 0, c.row.T, logits, &err), OK);
+    double e = relative(want, logits, n);
+    ck_assert_msg(e <= 1e-5, "%s: logits are off by %.3g", cases[i].name, e);
+    free(logits);
+    free(want);
+    free(want_loss);
+    case_close(&c);
+    rig_close(&r);
+}
+END_TEST
+
+/* Two sweeps add up, and an evaluation between them changes nothing, to the bit. */
+START_TEST(accumulates)
+{
+    struct rig r;
+    struct test_case c;
+    struct error err = { 0 };
+    struct model_loss loss = { 0 }, eval = { 0 };
+    open_case(&r, &c, _i, ACT_ATTENTION, "");
+    const struct params *p = model_params(r.m);
+    float *once = xmalloc((unsigned long)p->n_flat * sizeof *once);
+    ck_assert_int_eq(model_zero_grads(r.m, &err), OK);
+    ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_forward_backward(r.m, 0.25, &loss, &err), OK);
+    for (int64_t k = 0; k < p->n_flat; k++) once[k] = p->flat_g[k];
+    ck_assert_int_eq(model_eval(r.m, &eval, &err), OK);
+    ck_assert(eval.loss_sum == loss.loss_sum && eval.correct == loss.correct && eval.count == loss.count);
+    ck_assert_int_eq(model_forward_backward(r.m, 0.25, &loss, &err), OK);
+    for (int64_t k = 0; k < p->n_flat; k++) ck_assert_msg(fabsf(p->flat_g[k] - 2 * once[k]) <= 1e-6f + 1e-5f * fabsf(once[k]), "%lld: %g, twice %g", (long long)k, (double)p->flat_g[k], (double)once[k]);
+    free(once);
+    case_close(&c);
+    rig_close(&r);
+}
+END_TEST
+
+/* A saved model, read again, gives the same bits. */
+START_TEST(saves_and_loads)
+{
+    struct rig r, again;
+    struct test_case c;
+    struct error err = { 0 };
+    struct model_loss a = { 0 }, b = { 0 };
+    char dir[] = "/tmp/rm-model-XXXXXX", command[100], more[2000];
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    open_case(&r, &c, _i, ACT_LAYER, "");
+    ck_assert_msg(model_save(r.m, dir, &err) == OK, "%s", err.text);
+    ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_eval(r.m, &a, &err), OK);
+    const char *from = cases[_i].base ? fixture(cases[_i].base) : dir;
+    if (cases[_i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,%s", cases[_i].more);
+    else (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"");
+    ck_assert_msg(rig_open(&again, from, more, ACT_NONE, c.row.T, c.row.n_docs, &err) == OK, "%s", err.text);
+    ck_assert_msg(model_load(again.m, from, &err) == OK, "%s", err.text);
+    ck_assert_msg(model_load_checkpoint(again.m, dir, &err) == OK, "%s", err.text);
+    ck_assert_int_eq(model_row(again.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_eval(again.m, &b, &err), OK);
+    ck_assert(a.loss_sum == b.loss_sum);
+    (void)snprintf(command, sizeof command, "rm -rf %s", dir);
+    ck_assert_int_eq(system(command), 0);
+    case_close(&c);
+    rig_close(&r);
+    rig_close(&again);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("model-families");
+    TCase *t = tcase_create("families");
+    tcase_set_timeout(t, 60);
+    tcase_add_loop_test(t, agrees_with_hugging_face, 0, N_CASES * N_POLICIES);
+    tcase_add_loop_test(t, accumulates, 0, N_CASES);
+    tcase_add_loop_test(t, saves_and_loads, 0, N_CASES);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
