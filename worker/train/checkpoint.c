@@ -32,12 +32,20 @@ static int read_device(void *arg, void *buf, int64_t off, int64_t bytes, struct 
     return rc == OK ? d->ops->stream_wait(d->s, err) : error_set(err, (enum status)rc, "optimizer state: %s", d->ops->error(d->s));
 }
 
-static struct { const char *name; size_t member; } const states[] = {
-    { "exp_avg", offsetof(struct optimizer, m) }, { "exp_avg_sq", offsetof(struct optimizer, v) }, { "master", offsetof(struct optimizer, master) },
-};
-enum { STATES = (int)(sizeof states / sizeof states[0]) };
+/* exp_avg, exp_avg_sq and master are ranges of the flat vector (with GaLore the first two are packed: worker/train/optimizer.h). */
+enum state { STATE_M, STATE_V, STATE_MASTER, STATE_GALORE, STATES };
+static const char *const state_names[STATES] = { "exp_avg", "exp_avg_sq", "master", "galore" };
 
-static float *state_of(const struct optimizer *o, int i) { return *(float *const *)((const char *)o + states[i].member); }
+/* NULL and 0 where this run has no such state. */
+static float *state_of(const struct optimizer *o, int i, int64_t *n)
+{
+    switch (i) {
+    case STATE_M: *n = o->n_state; return o->m;
+    case STATE_V: *n = o->n_state; return o->v;
+    case STATE_MASTER: *n = o->master ? o->hi - o->lo : 0; return o->master;
+    default: *n = o->galore ? o->galore->n_state : 0; return o->galore ? o->galore->state : NULL;
+    }
+}
 
 /* A shard is written by its first holder: without ZeRO, rank 0 holds all of it. */
 static bool writes_shard(const struct run *r) { return r->job.mesh.rank == 0; }
@@ -48,11 +56,12 @@ static int save_optimizer(struct run *r, const char *dir, struct error *err)
     const struct optimizer *o = r->job.opt;
     struct st_source t[STATES];
     struct device_source d[STATES];
-    int64_t n = 0;
+    int64_t n = 0, len;
     for (int i = 0; i < STATES; i++) {
-        if (state_of(o, i) == NULL) continue;
-        d[n] = (struct device_source){ r->job.ops, r->job.stream, (const char *)state_of(o, i) };
-        t[n] = (struct st_source){ .name = states[i].name, .dt = DT_F32, .ndim = 1, .dim = { o->hi - o->lo }, .read = read_device, .arg = &d[n] };
+        const float *state = state_of(o, i, &len);
+        if (len == 0) continue;
+        d[n] = (struct device_source){ r->job.ops, r->job.stream, (const char *)state };
+        t[n] = (struct st_source){ .name = state_names[i], .dt = DT_F32, .ndim = 1, .dim = { len }, .read = read_device, .arg = &d[n] };
         n++;
     }
     char from[32];
@@ -64,16 +73,16 @@ static int save_optimizer(struct run *r, const char *dir, struct error *err)
     return rc;
 }
 
-/* The part of t, which starts at `from` of the flat vector, that this rank owns. */
-static int load_range(struct run *r, const struct safetensors *f, const struct st_tensor *t, float *to, int64_t from, float *stage, struct error *err)
+/* The part of t, which starts at `from` of the whole, that this rank holds as to[0..n), starting at `mine`. */
+static int load_range(struct run *r, const struct safetensors *f, const struct st_tensor *t, int64_t from, float *to, int64_t mine, int64_t len, float *stage,
+                      struct error *err)
 {
-    const struct optimizer *o = r->job.opt;
-    int64_t lo = from > o->lo ? from : o->lo, hi = from + t->n < o->hi ? from + t->n : o->hi;
+    int64_t lo = from > mine ? from : mine, hi = from + t->n < mine + len ? from + t->n : mine + len;
     for (int64_t at = lo; at < hi; at += CHUNK) {
         int64_t n = hi - at < CHUNK ? hi - at : CHUNK;
         int rc = safetensors_get(f, t, DT_F32, stage, at - from, n, err);
         if (rc != OK) return rc;
-        rc = r->job.ops->copy(r->job.stream, to + (at - o->lo), stage, (size_t)n * sizeof *stage);
+        rc = r->job.ops->copy(r->job.stream, to + (at - mine), stage, (size_t)n * sizeof *stage);
         if (rc != OK) return error_set(err, (enum status)rc, "optimizer state: %s", r->job.ops->error(r->job.stream));
         rc = r->job.ops->stream_wait(r->job.stream, err);
         if (rc != OK) return rc;
@@ -91,18 +100,20 @@ static int load_optimizer(struct run *r, const char *dir, int n_shards, struct e
         rc = safetensors_open(&f, path, NULL, err);
         const char *from = rc == OK ? safetensors_metadata(f, "from") : NULL;
         for (int i = 0; i < STATES && rc == OK; i++) {
-            const struct st_tensor *t = safetensors_find(f, states[i].name);
-            float *to = state_of(r->job.opt, i);
-            if (to == NULL) continue;                   /* saved with masters, resumed in f32: the weights are the masters */
-            if (t == NULL && strcmp(states[i].name, "master") == 0) continue;       /* the other way round */
-            if (t == NULL || t->ndim != 1 || from == NULL)
-                rc = error_set(err, E_INVALID, "%s: expected a tensor \"%s\" of one axis and the metadata \"from\"", path, states[i].name);
-            else rc = load_range(r, f, t, to, strtoll(from, NULL, 10), stage, err);
+            int64_t len, start = from ? strtoll(from, NULL, 10) : -1;
+            const struct st_tensor *t = safetensors_find(f, state_names[i]);
+            float *to = state_of(r->job.opt, i, &len);
+            if (len == 0) continue;                     /* saved with masters, resumed in f32: the weights are the masters */
+            if (t == NULL && i == STATE_MASTER) continue;       /* the other way round */
+            if (t == NULL || t->ndim != 1 || start < 0 || (i == STATE_GALORE && t->n != len))
+                rc = error_set(err, E_INVALID, "%s: expected a tensor \"%s\" of one axis and the metadata \"from\"", path, state_names[i]);
+            else rc = load_range(r, f, t, start, to, i == STATE_GALORE ? 0 : r->job.opt->lo, len, stage, err);
         }
         safetensors_close(f);
         free(path);
     }
     free(stage);
+    if (rc == OK && r->job.opt->galore) rc = galore_resume(r->job.opt->galore, r->job.stream, err);
     return rc;
 }
 

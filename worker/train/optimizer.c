@@ -6,8 +6,10 @@ static void add_range(struct optimizer *o, struct opt_range r)
 {
     int64_t from = r.at > o->lo ? r.at : o->lo, to = r.at + r.n < o->hi ? r.at + r.n : o->hi;
     if (from >= to) return;
+    r.state = o->galore ? o->n_state : from - o->lo;
     r.at = from;
     r.n = to - from;
+    if (o->galore) o->n_state += r.n;
     o->ranges = xrealloc(o->ranges, (unsigned long)(o->n_ranges + 1) * sizeof *o->ranges);
     o->ranges[o->n_ranges++] = r;
 }
@@ -15,19 +17,21 @@ static void add_range(struct optimizer *o, struct opt_range r)
 int optimizer_new(struct optimizer **out, const struct spec *spec, const struct kernel_ops *ops, const struct params *params, int64_t lo, int64_t hi,
                   struct arena *device, struct error *err)
 {
-    (void)err;
     struct optimizer *o = *out = xcalloc(1, sizeof *o);
     *o = (struct optimizer){ .ops = ops, .params = params, .lo = lo, .hi = hi, .beta1 = spec->adam_beta1, .beta2 = spec->adam_beta2,
                              .eps = spec->adam_epsilon, .decay = spec->weight_decay };
+    int rc = galore_new(&o->galore, spec, ops, params, device, err);
+    if (rc != OK) return rc;
     double b_ratio = spec->lorap_lr_ratio > 0 ? spec->lorap_lr_ratio : 1;
     for (int64_t i = 0; i < params->n; i++) {
         const struct param *p = &params->v[i];
-        if (p->trained) add_range(o, (struct opt_range){ p->at, p->n, p->decay, p->lora == LORA_B ? b_ratio : 1 });
+        if (p->trained && !galore_has(o->galore, i))
+            add_range(o, (struct opt_range){ .at = p->at, .n = p->n, .decay = p->decay, .lr_ratio = p->lora == LORA_B ? b_ratio : 1 });
     }
-    int64_t n = hi - lo;
-    if (params->dt != DT_F32) o->master = arena_take(device, MEM_OPTIMIZER, DT_F32, n, 0, 0, 0, "optimizer.master");
-    o->m = arena_take(device, MEM_OPTIMIZER, DT_F32, n, 0, 0, 0, "optimizer.exp_avg");
-    o->v = arena_take(device, MEM_OPTIMIZER, DT_F32, n, 0, 0, 0, "optimizer.exp_avg_sq");
+    if (o->galore == NULL) o->n_state = hi - lo;
+    if (params->dt != DT_F32) o->master = arena_take(device, MEM_OPTIMIZER, DT_F32, hi - lo, 0, 0, 0, "optimizer.master");
+    o->m = arena_take(device, MEM_OPTIMIZER, DT_F32, o->n_state, 0, 0, 0, "optimizer.exp_avg");
+    o->v = arena_take(device, MEM_OPTIMIZER, DT_F32, o->n_state, 0, 0, 0, "optimizer.exp_avg_sq");
     o->sumsq = arena_take(device, MEM_OPTIMIZER, DT_F64, 1, 0, 0, 0, "optimizer.sumsq");
     return OK;
 }
@@ -35,6 +39,7 @@ int optimizer_new(struct optimizer **out, const struct spec *spec, const struct 
 void optimizer_free(struct optimizer *o)
 {
     if (o == NULL) return;
+    galore_free(o->galore);
     free(o->ranges);
     free(o);
 }
@@ -66,12 +71,18 @@ int optimizer_step(struct optimizer *o, struct stream *s, float gscale, double l
     o->t++;
     for (int64_t i = 0; i < o->n_ranges; i++) {
         const struct opt_range *r = &o->ranges[i];
-        int64_t k = r->at - o->lo;
-        float *w32 = o->master ? o->master + k : (float *)p->flat_w + r->at;
+        float *w32 = o->master ? o->master + (r->at - o->lo) : (float *)p->flat_w + r->at;
         bf16 *w16 = o->master ? (bf16 *)p->flat_w + r->at : NULL;
-        int rc = o->ops->adamw(s, w32, w16, o->m + k, o->v + k, p->flat_g + r->at, r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
+        int rc = o->ops->adamw(s, w32, w16, o->m + r->state, o->v + r->state, p->flat_g + r->at, r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
                                r->decay ? o->decay : 0, o->t);
         if (rc != OK) return op_status(o, s, rc, "adamw", err);
+    }
+    for (int64_t k = 0; o->galore && k < o->galore->n; k++) {
+        const struct param *x = &p->v[o->galore->v[k].param];
+        struct galore_rates rates = { lr, o->beta1, o->beta2, o->eps, x->decay ? o->decay : 0, gscale, o->t };
+        float *w32 = o->master ? o->master + x->at : (float *)p->flat_w + x->at;
+        int rc = galore_step(o->galore, s, k, w32, o->master ? (bf16 *)p->flat_w + x->at : NULL, p->flat_g + x->at, &rates, err);
+        if (rc != OK) return rc;
     }
     return OK;
 }

@@ -9,10 +9,14 @@
 #include "api/spec.h"
 #include "worker/arena.h"
 #include "worker/model/params.h"
+#include "worker/train/galore.h"
 
-struct opt_range { int64_t at, n; bool decay; double lr_ratio; };   /* at: in the flat vector */
-
-struct galore;
+struct opt_range {
+    int64_t at, n;              /* in the flat vector */
+    int64_t state;              /* of its moments in m and v */
+    bool decay;
+    double lr_ratio;
+};
 
 struct optimizer {
     const struct kernel_ops *ops;
@@ -22,7 +26,8 @@ struct optimizer {
     struct opt_range *ranges;
     int64_t n_ranges;
     float *master;              /* [hi-lo] f32, NULL when the weights are f32 themselves */
-    float *m, *v;               /* [hi-lo] f32 moments */
+    float *m, *v;               /* [n_state] f32 moments: of [lo, hi), or packed without GaLore's matrices */
+    int64_t n_state;
     double *sumsq;              /* device f64 [1] */
     int64_t t;                  /* updates done */
     struct galore *galore;      /* NULL without use_galore */
