@@ -113,6 +113,10 @@ for step in range(1, steps + 1):
             grandchild(False)
         elif what == "grandchild_stdout":
             grandchild(True)
+        elif what == "eat":
+            hog = []
+            while True:
+                hog.append(bytearray(os.urandom(1 << 20)) * 8)
         elif what == "gpu_oom":
             print("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", file=sys.stderr)
             os._exit(1)
