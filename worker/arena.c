@@ -75,3 +75,9 @@ void arena_release(struct arena *a, struct arena_mark m)
     a->used = m.used;
     memcpy(a->now_by_category, m.by_category, sizeof a->now_by_category);
 }
+
+void arena_settle(struct arena *a)
+{
+    a->used = a->peak;
+    memcpy(a->now_by_category, a->peak_by_category, sizeof a->now_by_category);
+}

@@ -48,5 +48,7 @@ void *arena_take(struct arena *a, enum mem_category c, enum dtype dt, int64_t d0
 struct arena_mark { int64_t used, by_category[MEM_CATEGORIES]; };
 struct arena_mark arena_mark(const struct arena *a);
 void arena_release(struct arena *a, struct arena_mark m);
+/* What is taken from now on overlays nothing that came before, scratch included. */
+void arena_settle(struct arena *a);
 
 #endif

@@ -11,6 +11,7 @@ int job_layout(struct job *j, struct error *err)
                                .max_T = j->max_T, .max_docs = j->max_docs };
     int rc = model_new(&j->model, &o, j->stream, device, shared, host, err);
     if (rc != OK) return rc;
+    arena_settle(device);           /* the optimizer's state outlives the layers' scratch */
     const struct params *p = model_params(j->model);
     return optimizer_new(&j->opt, j->spec, j->ops, p, 0, p->n_flat, device, err);
 }

@@ -1,0 +1,239 @@
+/* precheck.c - `--plan`: every check that needs no running rank, each problem with the spec's field; then the memory plan as JSON. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
+#include "worker/data/tokenizer.h"
+#include "worker/model/safetensors.h"
+#include "worker/train/checkpoint.h"
+#include "worker/train/plan.h"
+#include "worker/train/run.h"
+
+enum { TOKENIZE_MAX = 16 << 20 /* bytes of data a plan reads through to count steps; more waits for the run */ };
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static void check_model(const struct spec *spec, struct model_config *config, bool *have_config, struct problems *p)
+{
+    struct error err;
+    struct tokenizer *t = NULL;
+    if (!is_folder(spec->model)) {
+        problems_add(p, "/model", "not_found", "%s: expected a folder with config.json, tokenizer.json and safetensors", spec->model);
+        return;
+    }
+    *have_config = model_config_read(config, spec->model, spec, &err) == OK;
+    if (!*have_config) problems_add(p, "/model", status_name(err.code), "%s", err.text);
+    if (tokenizer_open(&t, spec->model, &err) != OK) problems_add(p, "/model", status_name(err.code), "%s", err.text);
+    tokenizer_free(t);
+    struct safetensors *st = NULL;
+    if (strcmp(spec->init, "random") != 0) {
+        if (safetensors_open(&st, spec->model, "model", &err) != OK) problems_add(p, "/model", status_name(err.code), "%s", err.text);
+        safetensors_close(st);
+    }
+    if (spec->adapter) {
+        st = NULL;
+        if (safetensors_open(&st, spec->adapter, "adapter_model", &err) != OK) problems_add(p, "/adapter", status_name(err.code), "%s", err.text);
+        safetensors_close(st);
+    }
+}
+
+static void check_dataset(const struct spec *spec, const struct strlist *files, const char *field, struct problems *p)
+{
+    for (int i = 0; i < files->n; i++) {
+        struct error err;
+        struct dataset *d = NULL;
+        struct strlist one = { &files->v[i], 1 };
+        char ptr[64];
+        (void)snprintf(ptr, sizeof ptr, "/%s/%d", field, i);
+        if (dataset_open(&d, &one, spec->columns, spec->system, spec->dataset_shuffle, (uint64_t)spec->seed, &err) != OK)
+            problems_add(p, ptr, status_name(err.code), "%s", err.text);
+        else if (dataset_count(d) == 0) problems_add(p, ptr, "empty", "%s: expected at least one record, found none", files->v[i]);
+        dataset_close(d);
+    }
+}
+
+/* Whether a folder can be made or written at path: the nearest ancestor that exists must be a folder we may write in. */
+static void check_writable(const char *path, const char *ptr, struct problems *p)
+{
+    char *at = xstrdup(path);
+    struct stat st;
+    while (stat(at, &st) < 0 && errno == ENOENT) {
+        char *slash = strrchr(at, '/');
+        if (slash == NULL) (void)strcpy(at, ".");
+        else if (slash == at) at[1] = '\0';
+        else *slash = '\0';
+    }
+    if (stat(at, &st) < 0) problems_add(p, ptr, "io", "%s: %s", at, strerror(errno));
+    else if (!S_ISDIR(st.st_mode)) problems_add(p, ptr, "invalid", "%s: expected a folder", at);
+    else if (access(at, W_OK | X_OK) < 0) problems_add(p, ptr, "io", "%s: %s", at, strerror(errno));
+    free(at);
+}
+
+static int64_t bytes_of(const struct strlist *files)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < files->n; i++) {
+        struct stat st;
+        if (stat(files->v[i], &st) < 0 || !S_ISREG(st.st_mode)) return INT64_MAX;       /* a folder or path#N: not worth following here */
+        sum += st.st_size;
+    }
+    return sum;
+}
+
+/* Steps and rows need the data tokenized; done for small sets only. Returns steps, 0: unknown yet. */
+static int64_t count_steps(const struct spec *spec, const struct mesh *m, struct loader_info *info, struct problems *p)
+{
+    struct loader *l = NULL;
+    struct error err;
+    if (bytes_of(&spec->dataset) > TOKENIZE_MAX) return spec->max_steps;
+    if (loader_open(&l, spec, 0, m->dp, m->R * m->U, NULL, NULL, &err) != OK) {
+        problems_add(p, "/dataset", status_name(err.code), "%s", err.text);
+        return 0;
+    }
+    loader_info(l, info);
+    int64_t steps = run_steps(spec, info->micro_per_epoch);
+    loader_close(l);
+    return steps;
+}
+
+static cJSON *buffers_json(const struct plan *plan, const struct job *j)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int k = 0; k < MEM_PLACES; k++)
+        for (int64_t i = 0; i < j->arenas[k].n_buffers; i++) {
+            const struct arena_buffer *b = &j->arenas[k].buffers[i];
+            cJSON *o = cJSON_CreateObject(), *shape = cJSON_CreateArray();
+            json_add_str(o, "name", b->name);
+            json_add_str(o, "category", mem_category_names[b->category]);
+            json_add_str(o, "place", k == PLACE_DEVICE ? "device" : k == PLACE_SHARED ? "shared" : "host");
+            json_add_str(o, "dtype", dtype_name(b->dtype));
+            for (int d = 0; d < b->ndim; d++) (void)cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)b->dim[d]));
+            (void)cJSON_AddItemToObject(o, "shape", shape);
+            json_add_int(o, "bytes", b->bytes);
+            (void)cJSON_AddBoolToObject(o, "scratch", b->scratch);
+            (void)cJSON_AddItemToArray(list, o);
+        }
+    if (plan->transport_bytes > 0) {
+        cJSON *o = cJSON_CreateObject();
+        json_add_str(o, "name", "transport");
+        json_add_str(o, "category", mem_category_names[MEM_COMMUNICATION]);
+        json_add_str(o, "place", "shared");
+        json_add_str(o, "dtype", dtype_name(DT_U8));
+        (void)cJSON_AddItemToObject(o, "shape", cJSON_CreateIntArray(NULL, 0));
+        json_add_int(o, "bytes", plan->transport_bytes);
+        (void)cJSON_AddBoolToObject(o, "scratch", false);
+        (void)cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+static cJSON *rank_json(const struct plan *plan, int rank, bool brief)
+{
+    const struct job *j = &plan->ranks[rank];
+    int64_t category[MEM_CATEGORIES];
+    cJSON *o = cJSON_CreateObject(), *by = cJSON_CreateObject();
+    job_by_category(j, category);
+    category[MEM_COMMUNICATION] += plan->transport_bytes;
+    json_add_int(o, "rank", rank);
+    json_add_int(o, "peak_bytes", job_peak(j) + plan->transport_bytes);
+    for (int c = 0; c < MEM_CATEGORIES; c++) json_add_int(by, mem_category_names[c], category[c]);
+    (void)cJSON_AddItemToObject(o, "categories", by);
+    if (!brief) (void)cJSON_AddItemToObject(o, "buffers", buffers_json(plan, j));
+    return o;
+}
+
+static void print_json(cJSON *o)
+{
+    char *text = json_line(o);
+    (void)puts(text);
+    free(text);
+    cJSON_Delete(o);
+}
+
+static void print_plan(const struct plan *plan, const struct kernel_ops *ops, int64_t steps, const struct loader_info *info, const struct spec *spec, bool brief)
+{
+    const struct mesh *m = &plan->ranks[0].mesh;
+    cJSON *o = cJSON_CreateObject(), *parallel = cJSON_CreateObject(), *ranks = cJSON_CreateArray(), *warnings = cJSON_CreateArray();
+    (void)cJSON_AddBoolToObject(o, "ok", true);
+    json_add_int(parallel, "dp", m->dp);
+    json_add_int(parallel, "ring", m->R);
+    json_add_int(parallel, "ulysses", m->U);
+    json_add_str(parallel, "why", m->why);
+    (void)cJSON_AddItemToObject(o, "parallel", parallel);
+    if (steps > 0) json_add_int(o, "steps", steps);
+    else {
+        json_add_str(o, "steps", NULL);
+        (void)cJSON_AddItemToArray(warnings, cJSON_CreateString("the data set is large: how many steps it gives is known once it is tokenized"));
+    }
+    if (info->rows_per_epoch > 0) json_add_int(o, "rows_per_epoch", info->rows_per_epoch);
+    if (info->documents_dropped > 0) {
+        char text[200];
+        (void)snprintf(text, sizeof text, "%" PRId64 " documents are left out: longer than max_length %" PRId64 " with truncation_strategy delete, or nothing in them is trained",
+                       info->documents_dropped, spec->max_length);
+        (void)cJSON_AddItemToArray(warnings, cJSON_CreateString(text));
+    }
+    json_add_str(o, "device", ops->name);
+    json_add_str(o, "policy", act_policy_names[plan->policy]);
+    json_add_int(o, "peak_bytes", plan->peak_bytes);
+    json_add_int(o, "limit_bytes", plan->limit_bytes == INT64_MAX ? 0 : plan->limit_bytes);
+    for (int i = 0; i < plan->world; i++) (void)cJSON_AddItemToArray(ranks, rank_json(plan, i, brief));
+    (void)cJSON_AddItemToObject(o, "ranks", ranks);
+    (void)cJSON_AddItemToObject(o, "warnings", warnings);
+    print_json(o);
+}
+
+int plan_command(const char *spec_path, bool brief)
+{
+    struct spec spec = { 0 };
+    struct problems p = { 0 };
+    struct model_config config = { 0 };
+    struct loader_info info = { 0 };
+    struct plan plan = { 0 };
+    struct mesh mesh = { 0 };
+    struct progress progress;
+    struct error err = { 0 };
+    const struct kernel_ops *ops = NULL;
+    bool have_spec = spec_read(&spec, spec_path, &p) == OK, have_config = false;
+    int64_t steps = 0;
+    if (have_spec) {
+        check_model(&spec, &config, &have_config, &p);
+        int before = p.n;
+        check_dataset(&spec, &spec.dataset, "dataset", &p);
+        check_dataset(&spec, &spec.val_dataset, "val_dataset", &p);
+        bool data_ok = p.n == before;
+        check_writable(spec.output_dir, "/output_dir", &p);
+        if (spec.debug_dump) check_writable(spec.debug_dump, "/debug_dump", &p);
+        if (spec.resume_from_checkpoint && checkpoint_check(spec.resume_from_checkpoint, &spec, &progress, &err) != OK)
+            problems_add(&p, "/resume_from_checkpoint", status_name(err.code), "%s", err.text);
+        if (plan_device(&spec, &ops, &err) != OK) problems_add(&p, "/device", status_name(err.code), "%s", err.text);
+        else if (have_config) {
+            if (mesh_choose(&mesh, &spec, config.H, config.Hkv, 0, &err) != OK) problems_add(&p, "/sequence_parallel_size", status_name(err.code), "%s", err.text);
+            else if (plan_make(&plan, &spec, &config, ops, mesh.world, &err) != OK)
+                problems_add(&p, err.code == E_LIMIT ? "/memory_limit_bytes" : "", err.code == E_LIMIT ? "does_not_fit" : status_name(err.code), "%s", err.text);
+            else if (p.n == 0 && data_ok) steps = count_steps(&spec, &mesh, &info, &p);
+        }
+    }
+    bool ok = p.n == 0;
+    if (ok) print_plan(&plan, ops, steps, &info, &spec, brief);
+    else {
+        cJSON *o = cJSON_CreateObject();
+        (void)cJSON_AddBoolToObject(o, "ok", false);
+        (void)cJSON_AddItemToObject(o, "problems", problems_json(&p));
+        print_json(o);
+    }
+    plan_release(&plan);
+    model_config_release(&config);
+    problems_release(&p);
+    if (have_spec) spec_release(&spec);
+    return ok ? 0 : 2;
+}
