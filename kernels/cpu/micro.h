@@ -1,0 +1,84 @@
+/* micro.h - the small matrix product inside the attention tiles: c[M,N] (+)= a[M,K] b[K,N], everything f32 and in cache.
+ *
+ * MR x NV vectors of c stay in registers while k runs; b is read a vector at a time, a is broadcast. That needs b's rows
+ * contiguous in n, so keys and values are also kept transposed (attention_tiles.h); a may lie either way (two strides).
+ * 6 x 4 vectors of 16 use 24 of AVX-512's 32 registers; 6 x 2 fit the 16 of AVX2 and SSE. */
+#ifndef RM_KERNELS_CPU_MICRO_H
+#define RM_KERNELS_CPU_MICRO_H
+
+#include "kernels/cpu/isa.h"
+
+#if defined(__AVX512F__)
+enum { VL = 16, NV = 4 };
+#elif defined(__AVX2__)
+enum { VL = 8, NV = 2 };
+#else
+enum { VL = 4, NV = 2 };
+#endif
+enum { MR = 6 };
+
+typedef float vf __attribute__((vector_size(4 * VL)));
+typedef float vf_any __attribute__((vector_size(4 * VL), aligned(4), may_alias));     /* in memory, any alignment */
+
+static inline __attribute__((always_inline)) vf splat(float x)
+{
+    vf v;
+    #pragma GCC unroll 16
+    for (int i = 0; i < VL; i++) v[i] = x;
+    return v;
+}
+
+/* One block of MR rows and nv vectors; nv, and which of a's strides is 1, are constants where this is inlined. */
+static inline __attribute__((always_inline)) void micro(float *c, int64_t ldc, const float *a, int64_t ars, int64_t aks, const float *b, int64_t ldb,
+                                                        int64_t K, bool accumulate, const int nv)
+{
+    vf acc[MR][NV];
+    #pragma GCC unroll 6
+    for (int r = 0; r < MR; r++)
+        #pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) acc[r][v] = accumulate ? (vf)*(const vf_any *)(c + r * ldc + v * VL) : splat(0.0f);
+    for (int64_t k = 0; k < K; k++) {
+        vf bv[NV];
+        #pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) bv[v] = *(const vf_any *)(b + k * ldb + v * VL);
+        #pragma GCC unroll 6
+        for (int r = 0; r < MR; r++) {
+            vf av = splat(a[r * ars + k * aks]);
+            #pragma GCC unroll 4
+            for (int v = 0; v < nv; v++) acc[r][v] += av * bv[v];
+        }
+    }
+    #pragma GCC unroll 6
+    for (int r = 0; r < MR; r++)
+        #pragma GCC unroll 4
+        for (int v = 0; v < nv; v++) *(vf_any *)(c + r * ldc + v * VL) = acc[r][v];
+}
+
+static inline __attribute__((always_inline)) void product(float *c, int64_t ldc, const float *a, int64_t ars, int64_t aks, const float *b, int64_t ldb,
+                                                          int64_t M, int64_t N, int64_t K, bool accumulate)
+{
+    for (int64_t n = 0; n < N; n += NV * VL) {
+        int64_t left = (N - n) / VL;
+        for (int64_t m = 0; m < M; m += MR) {
+            float *cc = c + m * ldc + n;
+            const float *aa = a + m * ars;
+            if (left >= NV) micro(cc, ldc, aa, ars, aks, b + n, ldb, K, accumulate, NV);
+            else if (left == 3) micro(cc, ldc, aa, ars, aks, b + n, ldb, K, accumulate, NV < 3 ? NV : 3);
+            else if (left == 2) micro(cc, ldc, aa, ars, aks, b + n, ldb, K, accumulate, 2);
+            else micro(cc, ldc, aa, ars, aks, b + n, ldb, K, accumulate, 1);
+        }
+    }
+}
+
+/* c[M,N] (+)= a[M,K] b[K,N]. M a multiple of MR, N of VL: the caller's buffers are padded. */
+static void product_nn(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t M, int64_t N, int64_t K, bool accumulate)
+{
+    product(c, ldc, a, lda, 1, b, ldb, M, N, K, accumulate);
+}
+/* c[M,N] (+)= at[K,M]^T b[K,N]. */
+static void product_tn(float *c, int64_t ldc, const float *at, int64_t lda, const float *b, int64_t ldb, int64_t M, int64_t N, int64_t K, bool accumulate)
+{
+    product(c, ldc, at, 1, lda, b, ldb, M, N, K, accumulate);
+}
+
+#endif
