@@ -55,12 +55,14 @@ static struct attn_kept kept_of(const struct model *m, const struct layer *l)
     return k;
 }
 
-/* x2 = x + a Wo, a from attention. */
-static int attention_fwd(struct model *m, struct layer *l, void *x2, struct attn_kept *keep)
+/* x2 = x + a Wo, a from attention. Without an exchange back (U = 1) a is what attention would keep as o: kept once. */
+static int attention_fwd(struct model *m, struct layer *l, void *x2, const struct attn_kept *keep)
 {
     void *a = l->a ? l->a : m->a;
+    struct attn_kept k = *keep;
+    if (k.o == a) k.o = NULL;
     TRY(project(m, l));
-    TRY(attn_group_fwd(l->attn, m->s, a, m->q, m->k, m->v, keep, m->err));
+    TRY(attn_group_fwd(l->attn, m->s, a, m->q, m->k, m->v, &k, m->err));
     TRY(linear_fwd(m, &l->o, x2, a, m->Tl, 0));
     return add_to(m, x2, x2, l->x, m->Tl * m->c->C);
 }
@@ -179,11 +181,13 @@ static void take_qkv(struct arena *a, const struct model *m, struct attn_kept *k
     k->v = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hk, D, 0, "layers.%lld.attn.v", (long long)i);
 }
 
-static void take_o(struct arena *a, const struct model *m, struct attn_kept *k, int64_t i)
+/* out: [Tl,H*D], what the projection reads; k->o is the same where nothing is exchanged. */
+static void take_o(struct arena *a, const struct model *m, struct attn_kept *k, void **out, int64_t i)
 {
     int64_t Tr, hq, hk;
     attn_kept_shape(m->layers[i < 0 ? 0 : i].attn, &Tr, &hq, &hk);
-    k->o = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hq, m->c->D, 0, "layers.%lld.attn.o", (long long)i);
+    *out = k->o = take(a, m, MEM_ACTIVATIONS, m->c->H * m->c->D, "attn.out", i);
+    if (m->mesh->U > 1) k->o = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hq, m->c->D, 0, "layers.%lld.attn.o", (long long)i);
     k->lse = arena_take(a, MEM_ACTIVATIONS, DT_F32, hq, Tr, 0, 0, "layers.%lld.attn.lse", (long long)i);
 }
 
@@ -192,8 +196,7 @@ static void layout_kept(struct model *m, struct layer *l, int64_t i, struct aren
     const struct model_config *c = m->c;
     l->x = take(a, m, MEM_ACTIVATIONS, c->C, "x", i);
     if (m->policy == ACT_LAYER) return;
-    take_o(a, m, &l->kept, i);
-    l->a = take(a, m, MEM_ACTIVATIONS, c->H * c->D, "attn.out", i);
+    take_o(a, m, &l->kept, &l->a, i);
     if (m->policy == ACT_ATTENTION) return;
     take_qkv(a, m, &l->kept, i);
     l->x2 = take(a, m, MEM_ACTIVATIONS, c->C, "x2", i);
@@ -215,8 +218,7 @@ void layer_layout(struct model *m, struct arena *a)
     if (!keeps_x2) m->x2 = take(a, m, MEM_ACTIVATIONS, c->C, "x2", -1);
     if (m->policy == ACT_LAYER) {       /* recomputed whole before the MLP's backward: must outlive its tiles */
         take_qkv(a, m, &m->kept, -1);
-        take_o(a, m, &m->kept, -1);
-        m->a = take(a, m, MEM_ACTIVATIONS, c->H * c->D, "attn.out", -1);
+        take_o(a, m, &m->kept, &m->a, -1);
     }
 
     struct arena_mark mark = arena_mark(a);
