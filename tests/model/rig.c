@@ -22,6 +22,11 @@ static int lay_out(struct rig *r, const struct model_options *o, struct error *e
 
 int rig_open(struct rig *r, const char *dir, const char *more, enum act_policy policy, int64_t max_T, int64_t max_docs, struct error *err)
 {
+    return rig_open_rank(r, NULL, 0, dir, more, policy, max_T, max_docs, err);
+}
+
+int rig_open_rank(struct rig *r, struct comm_world *w, int rank, const char *dir, const char *more, enum act_policy policy, int64_t max_T, int64_t max_docs, struct error *err)
+{
     char text[4096];
     struct problems p = { 0 };
     *r = (struct rig){ .ops = kernel_ops_cpu() };
@@ -29,7 +34,8 @@ int rig_open(struct rig *r, const char *dir, const char *more, enum act_policy p
     if (spec_parse(&r->spec, text, (size_t)n, &p) != OK) ck_abort_msg("spec: %s", p.v[0].message);
     int rc = model_config_read(&r->config, dir, &r->spec, err);
     if (rc != OK) return rc;
-    r->mesh = (struct mesh){ .world = 1, .dp = 1, .R = 1, .U = 1 };
+    if ((rc = mesh_choose(&r->mesh, &r->spec, r->config.H, r->config.Hkv, rank, err)) != OK) return rc;
+    if (w && (rc = mesh_connect(&r->mesh, w, err)) != OK) return rc;
     ck_assert_int_eq(r->ops->stream_new(&r->s, true, err), OK);
     struct model_options o = { &r->spec, &r->config, r->ops, &r->mesh, policy, max_T, max_docs };
     for (int i = 0; i < MEM_PLACES; i++) arena_init(&r->arenas[i], (enum mem_place)i, NULL, 0);
@@ -40,8 +46,10 @@ int rig_open(struct rig *r, const char *dir, const char *more, enum act_policy p
         r->planned[i] = r->arenas[i].peak;
         arena_release_all(&r->arenas[i]);
         r->memory[i] = aligned_alloc(4096, (size_t)(r->planned[i] + 4096) / 4096 * 4096);
+        if (w && i == PLACE_SHARED) { free(r->memory[i]); r->memory[i] = comm_memory(w); }
         memset(r->memory[i], 0xff, (size_t)r->planned[i]);         /* NaN: what is read before it is written shows */
         arena_init(&r->arenas[i], (enum mem_place)i, r->memory[i], r->planned[i]);
+        if (w && i == PLACE_SHARED) r->memory[i] = NULL;
     }
     rc = lay_out(r, &o, err);
     for (int i = 0; i < MEM_PLACES; i++) ck_assert_int_eq(r->arenas[i].peak, r->planned[i]);

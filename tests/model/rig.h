@@ -19,6 +19,8 @@ struct rig {
 
 /* Builds the model: plan on recording arenas, allocate exactly that, lay out again. more: further spec fields (",\"x\":1"). */
 int rig_open(struct rig *r, const char *dir, const char *more, enum act_policy policy, int64_t max_T, int64_t max_docs, struct error *err);
+/* The same on one rank of a connected world; shared memory is the world's. */
+int rig_open_rank(struct rig *r, struct comm_world *w, int rank, const char *dir, const char *more, enum act_policy policy, int64_t max_T, int64_t max_docs, struct error *err);
 void rig_close(struct rig *r);
 
 struct test_case { struct safetensors *file; struct row row; };

@@ -73,6 +73,7 @@ static int read_options(struct model *m, const struct model_options *o, struct e
     if (m->dora) return error_set(err, E_UNSUPPORTED, "use_dora: not built yet");
     if (m->policy >= ACT_OFFLOAD_HOST) return error_set(err, E_UNSUPPORTED, "gradient_checkpointing: %s is not built yet", act_policy_names[m->policy]);
     m->max_Tl = (m->max_T + m->P - 1) / m->P;
+    m->max_T = m->max_Tl * m->P;
     m->mlp_tile = MLP_TILE_BYTES / (m->c->F * (int64_t)dtype_size(m->dt));
     if (m->mlp_tile < MLP_TILE_MIN_ROWS) m->mlp_tile = MLP_TILE_MIN_ROWS;
     if (m->mlp_tile > m->max_Tl) m->mlp_tile = m->max_Tl;
