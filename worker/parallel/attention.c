@@ -273,7 +273,7 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
         rc = ring_fwd(g, s, acc, lse, rq, err);
         if (rc == OK && acc != o) rc = checked(g, s, g->ops->cast(s, g->d.dt, o, g->acc, acc, q_size(g)), "cast", err);
     }
-    if (rc == OK && keep->o) rc = copy(g, s, keep->o, o, q_size(g), err);
+    if (rc == OK && keep->o && keep->o != o) rc = copy(g, s, keep->o, o, q_size(g), err);
     if (rc != OK || alone) return rc;
     rc = comm_all_to_all(g->m->uly, s, g->o, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
     return rc == OK ? unpack(g, s, out, g->d.dt, g->o, false, g->head_q, g->d.H, g->hq, err) : rc;
