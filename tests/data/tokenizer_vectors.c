@@ -36,22 +36,20 @@ static void compare_ids(const char *id, const char *what, const cJSON *want, con
 static void check_line(const struct tokenizer *t, const char *line, size_t len)
 {
     struct error err = { 0 };
-    struct bytes json = { 0 };
     struct ids ids = { 0 };
-    uint32_t stand_in;
     cJSON *v = NULL;
     char *back = NULL;
     size_t back_len;
-    if (nul_hide(line, len, &json, &stand_in, &err) != OK || json_parse(&v, json.v, json.n, &json_limits_file, &err) != OK) {
+    if (nul_parse(&v, line, len, &json_limits_file, &err) != OK) {
         complain("line", "JSON", err.text);
         goto out;
     }
     const char *id = json_str(v, "id");
     const cJSON *want = json_get(v, "ids"), *special = json_get(v, "ids_special");
-    size_t n = nul_show(json_get(v, "text")->valuestring, stand_in), want_n = n;
+    size_t n = nul_show(json_get(v, "text")->valuestring), want_n = n;
     const char *text = json_str(v, "text"), *decoded = text;
     if (json_get(v, "decoded")) {
-        want_n = nul_show(json_get(v, "decoded")->valuestring, stand_in);
+        want_n = nul_show(json_get(v, "decoded")->valuestring);
         decoded = json_str(v, "decoded");
     }
     if (tokenizer_encode(t, text, n, false, &ids, &err) != OK) complain(id, "encode", err.text);
@@ -64,7 +62,6 @@ static void check_line(const struct tokenizer *t, const char *line, size_t len)
 out:
     free(back);
     cJSON_Delete(v);
-    bytes_release(&json);
     ids_release(&ids);
 }
 

@@ -7,6 +7,7 @@
 #include "api/json.h"
 #include "worker/data/bpe.h"
 #include "worker/data/normalizer.h"
+#include "worker/data/nul.h"
 
 #define STEPS_MAX 32
 #define STRIP_MAX 1000000
@@ -17,6 +18,7 @@ struct step {
     enum kind kind;
     struct regex *pattern;      /* REPLACE, BPE_SUFFIX */
     char *content;
+    size_t content_len;
     uint32_t cp;                /* STRIP, METASPACE */
     int64_t start, stop;        /* STRIP: at most so many */
     bool keep_first;            /* METASPACE: nothing was put in front, so nothing is taken away */
@@ -59,6 +61,7 @@ static int open_step(struct step *s, const cJSON *value, const char *key, struct
     case REPLACE:
         if ((text = json_str(value, "content")) == NULL) return error_set(err, E_INVALID, "%s.content: expected a string", key);
         s->content = xstrdup(text);
+        s->content_len = nul_show(s->content);
         return pattern_open(&s->pattern, value, key, err);
     case BPE_SUFFIX:
         if ((text = json_str(value, "suffix")) == NULL || *text == '\0') return error_set(err, E_INVALID, "%s.suffix: expected a string", key);
@@ -222,7 +225,7 @@ static int run_step(const struct step *st, struct regex_space *space, const stru
         if (st->kind == STRIP) strip(st, s, len, &out->text);
         else if (st->kind == METASPACE) metaspace(st, s, len, i == 0, &out->text);
         else if (st->kind == BPE_SUFFIX) rc = pattern_replace(st->pattern, space, s, len, blank, strlen(blank), &out->text, err);
-        else rc = pattern_replace(st->pattern, space, s, len, st->content, strlen(st->content), &out->text, err);
+        else rc = pattern_replace(st->pattern, space, s, len, st->content, st->content_len, &out->text, err);
         strings_end(out);
     }
     return rc;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/json.h"
+#include "worker/data/nul.h"
 
 #define STEPS_MAX 64
 
@@ -35,7 +36,10 @@ int pattern_open(struct regex **out, const struct cJSON *step, const char *key, 
     *out = NULL;
     if (cJSON_IsString(pattern)) literal = pattern->valuestring;
     if ((literal == NULL) == (regex == NULL)) return error_set(err, E_INVALID, "%s.pattern: expected {\"String\": …} or {\"Regex\": …}", key);
-    rc = literal ? regex_open_literal(out, literal, strlen(literal), err) : regex_open(out, regex, strlen(regex), err);
+    char *text = xstrdup(literal ? literal : regex);
+    size_t len = literal ? nul_show(text) : strlen(text);       /* the translator reads C0 80 as NUL itself */
+    rc = literal ? regex_open_literal(out, text, len, err) : regex_open(out, text, len, err);
+    free(text);
     return rc == OK ? OK : error_prefix(err, "%s.pattern", key);
 }
 
@@ -83,7 +87,7 @@ static int add(struct normalizer *n, const cJSON *value, const char *key, int de
         const char *field = s->kind == PREPEND ? "prepend" : "content";
         if ((content = json_str(value, field)) == NULL) return error_set(err, E_INVALID, "%s.%s: expected a string", key, field);
         s->content = xstrdup(content);
-        s->content_len = strlen(content);
+        s->content_len = nul_show(s->content);
     }
     return s->kind == REPLACE ? pattern_open(&s->pattern, value, key, err) : OK;
 }

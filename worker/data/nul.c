@@ -1,58 +1,64 @@
 /* nul.c - see nul.h. */
 #include "worker/data/nul.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* Noncharacters: never in a well-meant text. */
-#define FIRST 0xFDD0u
-#define LAST 0xFDEFu
+static const char hidden[] = "\xC0\x80";
 
-static bool occurs(const char *json, size_t len, uint32_t cp)
+int nul_parse(cJSON **out, const char *text, size_t len, const struct json_limits *lim, struct error *err)
 {
-    char raw[4], upper[8], lower[8];
-    size_t n = utf8_put(raw, cp);
-    (void)snprintf(upper, sizeof upper, "%04X", cp);
-    (void)snprintf(lower, sizeof lower, "%04x", cp);
-    if (memmem(json, len, raw, n)) return true;
-    for (const char *p = json, *end = json + len; (p = memmem(p, (size_t)(end - p), "\\u", 2)) != NULL; p += 2)
-        if (end - p >= 6 && strncasecmp(p + 2, lower, 4) == 0) return true;
-    return false;
-}
-
-int nul_hide(const char *json, size_t len, struct bytes *out, uint32_t *stand_in, struct error *err)
-{
-    *stand_in = 0;
-    out->n = 0;
-    if (memmem(json, len, "\\u0000", 6)) {
-        uint32_t cp = FIRST;
-        while (cp <= LAST && occurs(json, len, cp)) cp++;
-        if (cp > LAST) return error_set(err, E_LIMIT, "text holds NUL and every noncharacter from U+FDD0 to U+FDEF");
-        *stand_in = cp;
-    }
+    struct bytes copy = { 0 };
+    if (len < 6 || memmem(text, len, "\\u0000", 6) == NULL) return json_parse(out, text, len, lim, err);
+    *out = NULL;
+    int rc = json_check(text, len, lim, true, err);
+    if (rc != OK) return rc;
     for (size_t i = 0; i < len;) {
-        if (*stand_in && json[i] == '\\' && i + 1 < len) {
-            if (len - i >= 6 && memcmp(json + i, "\\u0000", 6) == 0) { bytes_add_cp(out, *stand_in); i += 6; continue; }
-            bytes_add(out, json + i, 2);                    /* a backslash takes the next character with it */
-            i += 2;
-            continue;
-        }
-        bytes_add_char(out, json[i++]);
+        if (text[i] != '\\') { bytes_add_char(&copy, text[i++]); continue; }
+        bool nul = len - i >= 6 && memcmp(text + i, "\\u0000", 6) == 0;
+        bytes_add(&copy, nul ? hidden : text + i, 2);           /* a backslash takes the next character with it */
+        i += nul ? 6 : 2;
     }
-    bytes_add_char(out, '\0');
-    out->n--;
-    return OK;
+    *out = cJSON_ParseWithLength(copy.v, copy.n);
+    bytes_release(&copy);
+    return *out ? OK : error_set(err, E_INVALID, "JSON could not be parsed");
 }
 
-size_t nul_show(char *s, uint32_t stand_in)
+size_t nul_show(char *s)
 {
-    char raw[4];
-    if (stand_in == 0) return strlen(s);
-    size_t n = utf8_put(raw, stand_in), k = 0;
-    for (size_t i = 0; s[i];) {
-        if (strncmp(s + i, raw, n) == 0) { s[k++] = '\0'; i += n; }
-        else s[k++] = s[i++];
+    size_t len = strlen(s), k = 0;
+    if (strstr(s, hidden) == NULL) return len;
+    for (size_t i = 0; i < len; k++) {
+        bool nul = s[i] == hidden[0] && s[i + 1] == hidden[1];
+        s[k] = nul ? '\0' : s[i];
+        i += nul ? 2 : 1;
     }
     s[k] = '\0';
     return k;
+}
+
+char *nul_hide(const char *s, size_t len)
+{
+    struct bytes out = { 0 };
+    for (size_t i = 0; i < len; i++) {
+        if (s[i]) bytes_add_char(&out, s[i]);
+        else bytes_add(&out, hidden, 2);
+    }
+    bytes_add_char(&out, '\0');
+    return out.v;
+}
+
+char *nul_line(const cJSON *value)
+{
+    char *line = json_line(value);
+    struct bytes out = { 0 };
+    if (strstr(line, hidden) == NULL) return line;
+    for (const char *p = line; *p;) {
+        bool nul = p[0] == hidden[0] && p[1] == hidden[1];
+        bytes_add(&out, nul ? "\\u0000" : p, nul ? 6 : 1);
+        p += nul ? 2 : 1;
+    }
+    bytes_add_char(&out, '\0');
+    free(line);
+    return out.v;
 }

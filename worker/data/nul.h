@@ -1,14 +1,19 @@
 /* nul.h - JSON whose strings hold NUL, through a parser whose strings end at NUL.
  *
- * Before parsing, every \u0000 escape becomes a code point that the text does not contain; after, that one becomes NUL again. */
+ * Between parsing and use a NUL is the two bytes C0 80, which no valid UTF-8 holds and which decode to code point 0. */
 #ifndef RM_WORKER_DATA_NUL_H
 #define RM_WORKER_DATA_NUL_H
 
+#include "api/json.h"
 #include "worker/data/unicode.h"
 
-/* Replaces *out by the JSON text without \u0000 (NUL-terminated beyond n). *stand_in: the code point used, 0 if there was none. */
-int nul_hide(const char *json, size_t len, struct bytes *out, uint32_t *stand_in, struct error *err);
-/* In place; returns the length. s[length] becomes NUL. */
-size_t nul_show(char *s, uint32_t stand_in);
+/* As json_parse, but \u0000 is taken: strings hold C0 80 for it. */
+int nul_parse(cJSON **out, const char *text, size_t len, const struct json_limits *lim, struct error *err);
+/* C0 80 becomes NUL, in place; returns the length. s[length] is NUL. */
+size_t nul_show(char *s);
+/* The text with C0 80 for each NUL, NUL-terminated, for a cJSON string. The caller frees. */
+char *nul_hide(const char *s, size_t len);
+/* As json_line, with \u0000 for each C0 80. The caller frees. */
+char *nul_line(const cJSON *value);
 
 #endif

@@ -47,7 +47,7 @@ int regex_open(struct regex **r, const char *pattern, size_t len, struct error *
     if (rc != OK) goto out;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     (void)pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text.v, text.n, PCRE2_UTF | PCRE2_NO_UTF_CHECK, &code, &at, context);
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)(text.n ? text.v : ""), text.n, PCRE2_UTF | PCRE2_NO_UTF_CHECK, &code, &at, context);
     pcre2_compile_context_free(context);
     if (compiled == NULL) {
         PCRE2_UCHAR why[120];

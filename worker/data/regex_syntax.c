@@ -9,6 +9,7 @@
  *   (?i:ss)                              also matches one code point that folds to two letters
  * Source: Oniguruma's doc/RE, with the syntax ONIG_SYNTAX_ONIGURUMA that Hugging Face `tokenizers` uses. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "worker/data/regex.h"
@@ -26,23 +27,35 @@ struct reader {
 };
 
 #define SPACES "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-#define WORDS "0-9A-Z_a-z\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORDS "0-9A-Z_a-z\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define LATIN1_WORDS "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"    /* \w and \p{Word} have these six, but not within a class */
+#define WORDS_NEWER "L M Nd Pc"
+#define ALPHABETIC_NEWER "\\x{363}-\\x{36f}\\x{897}\\x{c04}\\x{cf3}\\x{f82}\\x{f83}\\x{1dd3}-\\x{1de6}\\x{10d69}\\x{10efc}\\x{11080}\\x{11081}\\x{11241}" \
+    "\\x{113b8}-\\x{113c0}\\x{113c2}\\x{113c5}\\x{113c7}-\\x{113ca}\\x{113cc}\\x{113cd}\\x{11f00}\\x{11f01}\\x{11f03}\\x{11f34}-\\x{11f3a}" \
+    "\\x{11f3e}-\\x{11f40}\\x{1611e}-\\x{1612e}\\x{1e08f}"
 
-/* Names for \p{…} and [:…:]: the inside of a PCRE2 class. Compared without case, blanks, '-' and '_'. */
-static const struct { const char *name, *inside; } properties[] = {
-    { "alnum", "0-9A-Za-z\\p{Alphabetic}\\p{Nd}" }, { "alpha", "A-Za-z\\p{Alphabetic}" }, { "ascii", "\\x00-\\x7f" },
-    { "blank", "\\x09\\p{Zs}" }, { "cntrl", "\\p{Cc}" }, { "digit", "0-9\\p{Nd}" }, { "lower", "\\p{Lowercase}" },
-    { "punct", "\\p{P}$+<=>\\x5e`|~" }, { "space", SPACES }, { "upper", "\\p{Uppercase}" }, { "xdigit", "0-9A-Fa-f" },
-    { "word", WORDS }, { "any", "\\x00-\\x{10ffff}" }, { "assigned", "\\P{Cn}" },
-    { "l", "A-Za-z\\p{L}" }, { "letter", "A-Za-z\\p{L}" }, { "n", "0-9\\p{N}" }, { "number", "0-9\\p{N}" }, { "nd", "0-9\\p{Nd}" },
-    { "lu", "A-Z\\p{Lu}" }, { "ll", "a-z\\p{Ll}" }, { "lt", "\\p{Lt}" }, { "lm", "\\p{Lm}" }, { "lo", "\\p{Lo}" }, { "lc", "\\p{Lu}\\p{Ll}\\p{Lt}" },
-    { "m", "\\p{M}" }, { "mark", "\\p{M}" }, { "mn", "\\p{Mn}" }, { "mc", "\\p{Mc}" }, { "me", "\\p{Me}" },
-    { "nl", "\\p{Nl}" }, { "no", "\\p{No}" }, { "p", "\\p{P}" }, { "punctuation", "\\p{P}" },
-    { "pc", "\\p{Pc}" }, { "pd", "\\p{Pd}" }, { "pe", "\\p{Pe}" }, { "pf", "\\p{Pf}" }, { "pi", "\\p{Pi}" }, { "po", "\\p{Po}" }, { "ps", "\\p{Ps}" },
-    { "s", "\\p{S}" }, { "symbol", "\\p{S}" }, { "sc", "\\p{Sc}" }, { "sk", "\\p{Sk}" }, { "sm", "\\p{Sm}" }, { "so", "\\p{So}" },
-    { "z", "\\p{Z}" }, { "separator", "\\p{Z}" }, { "zl", "\\p{Zl}" }, { "zp", "\\p{Zp}" }, { "zs", "\\p{Zs}" },
-    { "c", "\\p{C}" }, { "other", "\\p{C}" }, { "cc", "\\p{Cc}" }, { "cf", "\\p{Cf}" }, { "cn", "\\p{Cn}" }, { "co", "\\p{Co}" }, { "cs", "\\p{Cs}" },
-    { "uppercaseletter", "A-Z\\p{Lu}" }, { "lowercaseletter", "a-z\\p{Ll}" }, { "decimalnumber", "0-9\\p{Nd}" },
+/* Names for \p{…} and [:…:]: the inside of a PCRE2 class, and the general categories whose newer code points (unicode.h) belong in
+ * it. Compared without case, blanks, '-' and '_'. A name that starts with ':' is what the brackets [:…:] mean where that differs. */
+static const struct { const char *name, *inside, *newer; } properties[] = {
+    { "alnum", "0-9A-Za-z\\p{Alphabetic}\\p{Nd}" ALPHABETIC_NEWER, "L Nd" }, { "alpha", "A-Za-z\\p{Alphabetic}" ALPHABETIC_NEWER, "L" },
+    { "alphabetic", "A-Za-z\\p{Alphabetic}" ALPHABETIC_NEWER, "L" }, { "ascii", "\\x00-\\x7f", "" }, { "blank", "\\x09\\p{Zs}", "" },
+    { "cntrl", "\\p{Cc}", "" }, { "digit", "0-9\\p{Nd}", "Nd" }, { "lower", "\\p{Lowercase}\\x{10fc}\\x{a7f2}-\\x{a7f4}\\x{ab69}\\x{1e030}-\\x{1e06d}", "Ll" },
+    { "lowercase", "\\p{Lowercase}\\x{10fc}\\x{a7f2}-\\x{a7f4}\\x{ab69}\\x{1e030}-\\x{1e06d}", "Ll" },
+    { "punct", "\\p{P}", "P" }, { ":punct", "\\p{P}\\p{S}", "P S" }, { "space", SPACES, "" }, { "whitespace", SPACES, "" },
+    { "upper", "\\p{Uppercase}", "Lu" }, { "uppercase", "\\p{Uppercase}", "Lu" },
+    { "graph", "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}", "L M N P S Cf" }, { "print", "\\p{L}\\p{M}\\p{N}\\p{P}\\p{S}\\p{Cf}\\p{Co}\\p{Zs}", "L M N P S Cf" },
+    { "xdigit", "0-9A-Fa-f", "" }, { "asciihexdigit", "0-9A-Fa-f", "" }, { "word", WORDS, WORDS_NEWER }, { "any", "\\x00-\\x{10ffff}", "" },
+    { "assigned", "\\P{Cn}", "L M N P S Cf" }, { "han", "\\p{sc:Han}\\x{2b739}\\x{2ebf0}-\\x{2ee5d}\\x{31350}-\\x{323af}", "" },
+    { "l", "A-Za-z\\p{L}", "L" }, { "letter", "A-Za-z\\p{L}", "L" }, { "n", "0-9\\p{N}", "N" }, { "number", "0-9\\p{N}", "N" },
+    { "nd", "0-9\\p{Nd}", "Nd" }, { "decimalnumber", "0-9\\p{Nd}", "Nd" }, { "nl", "\\p{Nl}", "Nl" }, { "no", "\\p{No}", "No" },
+    { "lu", "A-Z\\p{Lu}", "Lu" }, { "uppercaseletter", "A-Z\\p{Lu}", "Lu" }, { "ll", "a-z\\p{Ll}", "Ll" }, { "lowercaseletter", "a-z\\p{Ll}", "Ll" },
+    { "lt", "\\p{Lt}", "Lt" }, { "lm", "\\p{Lm}", "Lm" }, { "lo", "\\p{Lo}", "Lo" }, { "lc", "\\p{Lu}\\p{Ll}\\p{Lt}", "Lu Ll Lt" },
+    { "m", "\\p{M}", "M" }, { "mark", "\\p{M}", "M" }, { "mn", "\\p{Mn}", "Mn" }, { "nonspacingmark", "\\p{Mn}", "Mn" }, { "mc", "\\p{Mc}", "Mc" }, { "me", "\\p{Me}", "" },
+    { "p", "\\p{P}", "P" }, { "punctuation", "\\p{P}", "P" }, { "pc", "\\p{Pc}", "" }, { "pd", "\\p{Pd}", "Pd" }, { "pe", "\\p{Pe}", "" },
+    { "pf", "\\p{Pf}", "" }, { "pi", "\\p{Pi}", "" }, { "po", "\\p{Po}", "Po" }, { "ps", "\\p{Ps}", "" },
+    { "s", "\\p{S}", "S" }, { "symbol", "\\p{S}", "S" }, { "sc", "\\p{Sc}", "" }, { "sk", "\\p{Sk}", "" }, { "sm", "\\p{Sm}", "Sm" }, { "so", "\\p{So}", "So" },
+    { "z", "\\p{Z}", "" }, { "separator", "\\p{Z}", "" }, { "zl", "\\p{Zl}", "" }, { "zp", "\\p{Zp}", "" }, { "zs", "\\p{Zs}", "" },
+    { "c", "\\p{C}", "" }, { "other", "\\p{C}", "" }, { "cc", "\\p{Cc}", "" }, { "cf", "\\p{Cf}", "Cf" }, { "cn", "\\p{Cn}", "" }, { "co", "\\p{Co}", "" },
 };
 
 /* Code points that fold to several ASCII letters, longest first. */
@@ -82,8 +95,23 @@ static int hex_value(char c)
     return -1;
 }
 
+/* The newer code points of the categories that start with one of the names in list. */
+static void add_newer(struct bytes *inside, const char *list)
+{
+    char text[40];
+    for (int i = 0; i < unicode_newer_n; i++) {
+        const struct unicode_range *n = &unicode_newer[i];
+        for (const char *p = list; *p; p += strcspn(p, " "), p += *p == ' ') {
+            if (strncmp(p, n->category, strcspn(p, " ")) != 0) continue;
+            (void)snprintf(text, sizeof text, "\\x{%x}-\\x{%x}", n->first, n->last);
+            say(inside, text);
+            break;
+        }
+    }
+}
+
 /* Inside of the class for \p{name}; negated says whether it is the complement that was asked for. */
-static int property(struct reader *r, const char *name, size_t n, struct bytes *inside, bool *negated)
+static int property(struct reader *r, const char *name, size_t n, bool brackets, struct bytes *inside, bool *negated)
 {
     char key[64], upper[80];
     size_t k = 0;
@@ -96,8 +124,16 @@ static int property(struct reader *r, const char *name, size_t n, struct bytes *
         key[k++] = c;
     }
     key[k] = '\0';
-    for (size_t i = 0; i < sizeof properties / sizeof *properties; i++)
-        if (strcmp(properties[i].name, key) == 0) { say(inside, properties[i].inside); return OK; }
+    for (int pass = brackets ? 0 : 1; pass < 2; pass++) {
+        for (size_t i = 0; i < sizeof properties / sizeof *properties; i++) {
+            const char *known = properties[i].name;
+            if (pass == 0 && *known++ != ':') continue;
+            if (strcmp(known, key) != 0) continue;
+            say(inside, properties[i].inside);
+            add_newer(inside, properties[i].newer);
+            return OK;
+        }
+    }
     (void)snprintf(upper, sizeof upper, "sc:%s", key);          /* a script, else a binary property */
     if (!r->has_property(upper)) {
         (void)snprintf(upper, sizeof upper, "%s", key);
@@ -118,8 +154,8 @@ static int read_escape(struct reader *r, bool in_class, enum escape *kind, uint3
 {
     static const struct { char letter; uint32_t cp; } controls[] = {
         { 'n', '\n' }, { 't', '\t' }, { 'r', '\r' }, { 'f', '\f' }, { 'v', 0x0B }, { 'a', 0x07 }, { 'e', 0x1B } };
-    static const struct { char letter; const char *inside; } sets[] = {
-        { 'd', "0-9\\p{Nd}" }, { 's', SPACES }, { 'w', WORDS }, { 'h', "0-9A-Fa-f" } };
+    static const struct { char letter; const char *inside, *newer; } sets[] = {
+        { 'd', "0-9\\p{Nd}", "Nd" }, { 's', SPACES, "" }, { 'w', WORDS, WORDS_NEWER }, { 'h', "0-9A-Fa-f", "" } };
     if (!more(r)) return refuse(r, "ends in a backslash");
     char c = peek(r);
     *kind = ESC_CHAR;
@@ -131,6 +167,8 @@ static int read_escape(struct reader *r, bool in_class, enum escape *kind, uint3
         *kind = ESC_SET;
         *negated = sets[i].letter != c;
         say(set, sets[i].inside);
+        add_newer(set, sets[i].newer);
+        if (sets[i].letter == 'w' && !in_class) say(set, LATIN1_WORDS);
         r->at++;
         return OK;
     }
@@ -140,7 +178,8 @@ static int read_escape(struct reader *r, bool in_class, enum escape *kind, uint3
         if (close == NULL) return refuse(r, "\\p{ without }");
         *kind = ESC_SET;
         *negated = c == 'P';
-        int rc = property(r, name, (size_t)(close - name), set, negated);
+        int rc = property(r, name, (size_t)(close - name), false, set, negated);
+        if (rc == OK && !in_class && close - name >= 4 && strncasecmp(close - 4, "word", 4) == 0) say(set, LATIN1_WORDS);
         r->at = (size_t)(close + 1 - r->text);
         return rc;
     }
@@ -210,7 +249,7 @@ static int read_posix(struct reader *r, struct set *s)      /* at "[:" */
     struct bytes inside = { 0 };
     bool negated = false;
     if (end == NULL) return refuse(r, "[: without :]");
-    int rc = property(r, start, (size_t)(end - start), &inside, &negated);
+    int rc = property(r, start, (size_t)(end - start), true, &inside, &negated);
     if (rc == OK && negated) set_add_negated(s, inside.v, inside.n);
     else if (rc == OK) bytes_add(&s->inside, inside.v, inside.n);
     bytes_release(&inside);
@@ -445,12 +484,23 @@ static int read_group(struct reader *r, struct options o, bool *to_end)     /* a
 static int read_other_escape(struct reader *r)              /* outside a class; at the letter */
 {
     static const struct { char letter; const char *text; } known[] = {
-        { 'A', "\\A" }, { 'z', "\\z" }, { 'Z', "\\Z" }, { 'G', "\\G" }, { 'R', "\\R" }, { 'X', "\\X" }, { 'O', "(?s:.)" }, { 'N', "[^\\n]" },
-        { 'b', "(?:(?<=[" WORDS "])(?![" WORDS "])|(?<![" WORDS "])(?=[" WORDS "]))" },
-        { 'B', "(?:(?<=[" WORDS "])(?=[" WORDS "])|(?<![" WORDS "])(?![" WORDS "]))" } };
+        { 'A', "\\A" }, { 'z', "\\z" }, { 'Z', "\\Z" }, { 'G', "\\G" }, { 'R', "\\R" }, { 'X', "\\X" }, { 'O', "(?s:.)" }, { 'N', "[^\\n]" } };
     char c = peek(r), text[16];
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].letter == c) { say(r->out, known[i].text); r->at++; return OK; }
+    if (c == 'b' || c == 'B') {
+        struct bytes w = { 0 };
+        say(&w, WORDS LATIN1_WORDS);
+        add_newer(&w, WORDS_NEWER);
+        const int n = (int)w.n;
+        char *both = c == 'b' ? xasprintf("(?:(?<=[%.*s])(?![%.*s])|(?<![%.*s])(?=[%.*s]))", n, w.v, n, w.v, n, w.v, n, w.v)
+                              : xasprintf("(?:(?<=[%.*s])(?=[%.*s])|(?<![%.*s])(?![%.*s]))", n, w.v, n, w.v, n, w.v, n, w.v);
+        say(r->out, both);
+        free(both);
+        bytes_release(&w);
+        r->at++;
+        return OK;
+    }
     if (c >= '1' && c <= '9') {
         if (r->at + 1 < r->len && r->text[r->at + 1] >= '0' && r->text[r->at + 1] <= '9') return refuse(r, "back-references above 9 are not supported");
         (void)snprintf(text, sizeof text, "\\g{%c}", c);

@@ -24,6 +24,7 @@
 #include "worker/data/bpe.h"
 #include "worker/data/decoder.h"
 #include "worker/data/normalizer.h"
+#include "worker/data/nul.h"
 #include "worker/data/pretokenizer.h"
 #include "worker/data/tokenizer_file.h"
 
@@ -103,23 +104,22 @@ static int read_added(struct tokenizer *t, const cJSON *item, int64_t i, struct 
     if (!cJSON_IsString(content)) return error_set(err, E_INVALID, "added_tokens[%lld].content: expected a string", (long long)i);
     if (!json_int(item, "id", &id) || id < 0 || id >= TOKEN_ID_MAX)
         return error_set(err, E_INVALID, "added_tokens[%lld].id (\"%.60s\"): expected a whole number from 0 to %d", (long long)i, content->valuestring, TOKEN_ID_MAX - 1);
-    size_t len = strlen(content->valuestring);
-    if (len == 0) return OK;                                    /* Hugging Face passes over it */
-    int32_t in_vocab = bpe_id(t->bpe, content->valuestring, len);
+    if (*content->valuestring == '\0') return OK;              /* Hugging Face passes over it */
+    a->content = xstrdup(content->valuestring);
+    a->len = nul_show(a->content);
+    a->id = (int32_t)id;
+    t->added_n++;                                               /* from here on tokenizer_free frees it */
+    int32_t in_vocab = bpe_id(t->bpe, a->content, a->len);
     const char *other = bpe_token(t->bpe, id, NULL);
     if (in_vocab >= 0 && in_vocab != id)
-        return error_set(err, E_INVALID, "added_tokens[%lld].id: \"%.60s\" is %lld here and %d in model.vocab", (long long)i, content->valuestring, (long long)id, in_vocab);
+        return error_set(err, E_INVALID, "added_tokens[%lld].id: \"%.60s\" is %lld here and %d in model.vocab", (long long)i, a->content, (long long)id, in_vocab);
     if (in_vocab < 0 && other)
         return error_set(err, E_INVALID, "added_tokens[%lld].id: %lld belongs to \"%.60s\" in model.vocab", (long long)i, (long long)id, other);
-    a->content = xstrdup(content->valuestring);
-    a->len = len;
-    a->id = (int32_t)id;
     a->single_word = json_bool(item, "single_word", false);
     a->lstrip = json_bool(item, "lstrip", false);
     a->rstrip = json_bool(item, "rstrip", false);
     a->special = json_bool(item, "special", false);
     a->normalized = json_bool(item, "normalized", !a->special);
-    t->added_n++;
     return OK;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/json.h"
+#include "worker/data/nul.h"
 
 struct span { const char *p, *end; };           /* one JSON value, or what is left to read */
 
@@ -170,7 +171,7 @@ static int read_merges(struct bpe *m, struct span v, size_t prefix_len, struct e
 static int add_tree(cJSON *object, const char *key, struct span v, struct error *err)
 {
     cJSON *tree;
-    int rc = json_parse(&tree, v.p, (size_t)(v.end - v.p), &json_limits_file, err);
+    int rc = nul_parse(&tree, v.p, (size_t)(v.end - v.p), &json_limits_file, err);
     if (rc != OK) return error_prefix(err, "%s", key);
     (void)cJSON_AddItemToObject(object, key, tree);
     return OK;

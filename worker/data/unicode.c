@@ -112,6 +112,22 @@ void utf8_lossy(struct bytes *out, const char *s, size_t n)
 
 /* --- properties --- */
 
+static utf8proc_category_t category(uint32_t cp)
+{
+    static const char names[][3] = { "Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf",
+                                     "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co" };      /* utf8proc's order */
+    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    if (c != UTF8PROC_CATEGORY_CN) return c;
+    for (int low = 0, high = unicode_newer_n; low < high;) {
+        int mid = (low + high) / 2;
+        const struct unicode_range *r = &unicode_newer[mid];
+        if (cp < r->first) high = mid;
+        else if (cp > r->last) low = mid + 1;
+        else for (int i = 0; i < 30; i++) if (strcmp(names[i], r->category) == 0) return (utf8proc_category_t)i;
+    }
+    return c;
+}
+
 bool cp_is_space(uint32_t cp)
 {
     if (cp < 0x80) return cp == ' ' || (cp >= '\t' && cp <= '\r');
@@ -122,21 +138,21 @@ bool cp_is_space(uint32_t cp)
 bool cp_is_numeric(uint32_t cp)
 {
     if (cp < 0x80) return cp >= '0' && cp <= '9';
-    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    utf8proc_category_t c = category(cp);
     return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
 }
 
 bool cp_is_punct(uint32_t cp)
 {
     if (cp < 0x80) return (cp >= 33 && cp <= 47) || (cp >= 58 && cp <= 64) || (cp >= 91 && cp <= 96) || (cp >= 123 && cp <= 126);
-    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    utf8proc_category_t c = category(cp);
     return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
 }
 
 bool cp_is_mark(uint32_t cp)
 {
     if (cp < 0x300) return false;
-    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    utf8proc_category_t c = category(cp);
     return c >= UTF8PROC_CATEGORY_MN && c <= UTF8PROC_CATEGORY_ME;
 }
 
@@ -144,7 +160,7 @@ bool cp_is_word(uint32_t cp)
 {
     if (cp < 0x80) return (cp >= '0' && cp <= '9') || (cp >= 'A' && cp <= 'Z') || (cp >= 'a' && cp <= 'z') || cp == '_';
     if (cp == 0x200C || cp == 0x200D) return true;
-    utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    utf8proc_category_t c = category(cp);
     if (c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_NL) return true;       /* L, M, Nd, Nl */
     if (c == UTF8PROC_CATEGORY_PC) return true;
     /* Other_Alphabetic outside L and M: circled letters and squared Latin letters */

@@ -27,6 +27,11 @@ size_t utf8_prev(const char *s, size_t n, uint32_t *cp);
 /* Copies, with U+FFFD for each maximal part that is no UTF-8 (what Rust's from_utf8_lossy gives). */
 void utf8_lossy(struct bytes *out, const char *s, size_t n);
 
+/* What the libraries here do not know yet, by code point. */
+struct unicode_range { uint32_t first, last; char category[3]; };
+extern const struct unicode_range unicode_newer[];
+extern const int unicode_newer_n;
+
 bool cp_is_space(uint32_t cp);          /* White_Space */
 bool cp_is_numeric(uint32_t cp);        /* N: Nd, Nl, No */
 bool cp_is_punct(uint32_t cp);          /* P, or ASCII punctuation */
