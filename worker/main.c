@@ -126,6 +126,7 @@ static int rank_main(int argc, char **argv)
     (void)sigaction(SIGTERM, &term, NULL);
     (void)sigaction(SIGINT, &term, NULL);
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN);         /* a file size limit is an error like a full disk, not a death */
 
     struct error err = { 0 };
     int link_fd = fcntl(LINK_FD, F_GETFD) >= 0 ? LINK_FD : -1;

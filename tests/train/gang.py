@@ -25,7 +25,7 @@ class Gang:
             log = open(f"{spec_path}.rank{rank}.log", "wb")
             cmd = [worker, "--rank", str(rank), "--world", str(world), "--spec", spec_path, *extra]
             fd = theirs.fileno()
-            proc = subprocess.Popen(["sh", "-c", f'exec "$@" 3<&{fd}', "sh", *cmd], pass_fds=[fd], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+            proc = subprocess.Popen(["bash", "-c", f'exec "$@" 3<&{fd}', "bash", *cmd], pass_fds=[fd], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
             theirs.close()
             log.close()
             self.socks.append(ours)

@@ -40,6 +40,11 @@ def formula(L, H, K, D, U, R, T, b=4):
     return L * (2 * a2a + ring_f + ring_b)
 
 
+def all_reduce(count, size, n):
+    """Reduce-scatter and all-gather over slices of ceil(count / n)."""
+    return 2 * (n - 1) * ((count + n - 1) // n) * size
+
+
 def main():
     worker, case = sys.argv[1:3]
     tmp = tempfile.mkdtemp(prefix="rm-selfcheck-")
@@ -62,6 +67,14 @@ def main():
             if base is None:
                 base = losses, grads
                 assert losses[-1] < losses[0] - 0.1, losses
+            if P > 1:
+                T = len(read_safetensors(f"{tmp}/dump-{U}-{R}/batch.safetensors")["input_ids"][2])
+                flat = sum((len(t[2]) + 63) // 64 * 64 for t in grads.values())
+                flat = (flat + 64 * P - 1) // (64 * P) * 64 * P
+                want = formula(2, 4, 2, 8, U, R, T) + all_reduce(flat, 4, P) + all_reduce(6, 8, P) + all_reduce(2, 8, P)   # gradients, the loss, debug_dump's word
+                for r in range(P):
+                    sent = g.records("metrics", r)[0]["sent_bytes"]
+                    assert sent == want, (U, R, r, sent, want, g.records("metrics", r)[0]["collectives"])
             off = max(abs(a - b) / abs(b) for a, b in zip(losses, base[0]))
             worst = max(((relative(grads[k][2], base[1][k][2]), k) for k in base[1]), default=(0, ""))
             print(f"{case} U={U} R={R}: losses off by {off:.1e}, gradients by {worst[0]:.1e} ({worst[1]})", flush=True)

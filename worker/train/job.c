@@ -1,8 +1,11 @@
 #include "worker/train/job.h"
 
+const char *job_transport(const struct kernel_ops *ops) { return ops == kernel_ops_cpu() ? "shm" : "nccl"; }
+
 int job_layout(struct job *j, struct error *err)
 {
     struct arena *device = &j->arenas[PLACE_DEVICE], *shared = &j->arenas[PLACE_SHARED], *host = &j->arenas[PLACE_HOST];
+    j->transport_bytes = comm_overhead_bytes(job_transport(j->ops), j->mesh.world);
     batch_bounds(j->spec, j->mesh.R * j->mesh.U, &j->max_T, &j->max_docs);
     batch_init(&j->batch, j->spec->gradient_accumulation_steps, j->max_T, j->max_docs, host);
 
@@ -28,7 +31,7 @@ void job_release(struct job *j)
 
 int64_t job_peak(const struct job *j)
 {
-    int64_t sum = 0;
+    int64_t sum = j->transport_bytes;
     for (int i = 0; i < MEM_PLACES; i++) sum += j->arenas[i].peak;
     return sum;
 }
@@ -39,4 +42,5 @@ void job_by_category(const struct job *j, int64_t out[MEM_CATEGORIES])
         out[c] = 0;
         for (int i = 0; i < MEM_PLACES; i++) out[c] += j->arenas[i].peak_by_category[c];
     }
+    out[MEM_COMMUNICATION] += j->transport_bytes;
 }

@@ -19,8 +19,10 @@ struct job {
     struct batch batch;
     double *scalars;                    /* device f64 [16]: small sums over ranks */
     int64_t max_T, max_docs;
+    int64_t transport_bytes;            /* what the transport takes for itself */
 };
 
+const char *job_transport(const struct kernel_ops *ops);     /* "shm" | "nccl" */
 /* Everything a rank takes, in order, from j->arenas. spec, config, ops, mesh, policy, stream and the arenas are set before. */
 int job_layout(struct job *j, struct error *err);
 /* Frees what job_layout made and the arenas' records; not the memory itself. */

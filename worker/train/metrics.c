@@ -33,8 +33,7 @@ static double median(const double *v, int n)
     return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
-cJSON *meter_record(struct meter *m, const struct job *j, const struct comm_world *w, const struct step_result *r, int64_t steps_left,
-                    int64_t skipped_steps)
+cJSON *meter_record(struct meter *m, const struct job *j, const struct comm_world *w, const struct step_result *r, int64_t steps_left)
 {
     static const char *const phase_names[PHASES] = { "data_s", "forward_s", "backward_s", "reduce_s", "optimizer_s", "checkpoint_s" };
     struct comm_count now[COMM_KINDS];
@@ -76,9 +75,7 @@ cJSON *meter_record(struct meter *m, const struct job *j, const struct comm_worl
     json_add_num(o, "comm_exposed_s", exposed_s);
     json_add_num(o, "comm_share", step_s > 0 ? exposed_s / step_s : 0);
     json_add_int(o, "sent_bytes", sent);
-    json_add_int(o, "allocated_bytes", job_peak(j));
     json_add_int(o, "peak_bytes", job_peak(j));
-    json_add_int(o, "skipped_steps", skipped_steps);
     job_by_category(j, category);
     for (int c = 0; c < MEM_CATEGORIES; c++) json_add_int(memory, mem_category_names[c], category[c]);
     (void)cJSON_AddItemToObject(o, "memory", memory);

@@ -5,7 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GIB (1024.0 * 1024 * 1024)
+/* "3.21 GiB", "17 MiB", "900 bytes" */
+struct size_text { char v[24]; };
+static struct size_text size_text(int64_t bytes)
+{
+    struct size_text t;
+    if (bytes >= (int64_t)1 << 30) (void)snprintf(t.v, sizeof t.v, "%.2f GiB", (double)bytes / (1 << 30));
+    else if (bytes >= 1 << 20) (void)snprintf(t.v, sizeof t.v, "%.1f MiB", (double)bytes / (1 << 20));
+    else (void)snprintf(t.v, sizeof t.v, "%" PRId64 " bytes", bytes);
+    return t;
+}
 
 int plan_device(const struct spec *spec, const struct kernel_ops **ops, struct error *err)
 {
@@ -26,12 +35,10 @@ static int64_t limit_of(const struct spec *spec, const struct kernel_ops *ops)
     return ops == kernel_ops_cpu() ? info.total_bytes / 20 * 19 / spec->nproc_per_node : info.total_bytes / 20 * 19;
 }
 
-static const char *transport_of(const struct kernel_ops *ops) { return ops == kernel_ops_cpu() ? "shm" : "nccl"; }
-
 /* What counts against the limit: on the CPU all places are one memory; on a GPU host memory is not its own. */
 static int64_t counted(const struct job *j)
 {
-    return j->arenas[PLACE_DEVICE].peak + j->arenas[PLACE_SHARED].peak + (j->ops == kernel_ops_cpu() ? j->arenas[PLACE_HOST].peak : 0);
+    return j->arenas[PLACE_DEVICE].peak + j->arenas[PLACE_SHARED].peak + j->transport_bytes + (j->ops == kernel_ops_cpu() ? j->arenas[PLACE_HOST].peak : 0);
 }
 
 void plan_release(struct plan *p)
@@ -45,7 +52,7 @@ void plan_release(struct plan *p)
 static int lay_out(struct plan *p, const struct spec *spec, const struct model_config *config, const struct kernel_ops *ops, int world,
                    enum act_policy policy, struct error *err)
 {
-    *p = (struct plan){ .policy = policy, .world = world, .limit_bytes = limit_of(spec, ops), .transport_bytes = comm_overhead_bytes(transport_of(ops), world) };
+    *p = (struct plan){ .policy = policy, .world = world, .limit_bytes = limit_of(spec, ops) };
     p->ranks = xcalloc((unsigned long)world, sizeof *p->ranks);
     int rc = OK;
     for (int i = 0; i < world && rc == OK; i++) {
@@ -55,7 +62,7 @@ static int lay_out(struct plan *p, const struct spec *spec, const struct model_c
         rc = mesh_choose(&j->mesh, spec, config->H, config->Hkv, i, err);
         if (rc == OK) rc = job_layout(j, err);
         if (rc != OK) break;
-        int64_t peak = counted(j) + p->transport_bytes;
+        int64_t peak = counted(j);
         if (peak > p->peak_bytes) p->peak_bytes = peak;
         if (j->arenas[PLACE_SHARED].peak > p->shared_bytes) p->shared_bytes = j->arenas[PLACE_SHARED].peak;
     }
@@ -75,8 +82,8 @@ static void suggest(char *text, size_t cap, const struct spec *spec, const struc
     for (int k = 0; k < ACT_POLICIES; k++) {
         if (lay_out(&p, spec, config, ops, world, (enum act_policy)k, NULL) != OK) continue;
         if (p.peak_bytes <= p.limit_bytes) {
-            n += (size_t)snprintf(text + n, n < cap ? cap - n : 0, "%s gradient_checkpointing %s (%.2f GiB)", any ? "," : "; would fit:", act_policy_names[k],
-                                  (double)p.peak_bytes / GIB);
+            n += (size_t)snprintf(text + n, n < cap ? cap - n : 0, "%s gradient_checkpointing %s (%s)", any ? "," : "; would fit:", act_policy_names[k],
+                                  size_text(p.peak_bytes).v);
             any = true;
         }
         plan_release(&p);
@@ -94,9 +101,9 @@ static void suggest(char *text, size_t cap, const struct spec *spec, const struc
         if (k == ACT_POLICIES) k = ACT_LAYER;
         if (lay_out(&p, &more, config, ops, (int)more.nproc_per_node, k, NULL) != OK) continue;
         if (p.peak_bytes <= p.limit_bytes) {
-            n += (size_t)snprintf(text + n, n < cap ? cap - n : 0, "%s sequence_parallel_size %lld over %lld ranks with gradient_checkpointing %s (%.2f GiB each)",
+            n += (size_t)snprintf(text + n, n < cap ? cap - n : 0, "%s sequence_parallel_size %lld over %lld ranks with gradient_checkpointing %s (%s each)",
                                   any ? "," : "; would fit:", (long long)more.sequence_parallel_size, (long long)more.nproc_per_node, act_policy_names[k],
-                                  (double)p.peak_bytes / GIB);
+                                  size_text(p.peak_bytes).v);
             any = true;
             f = 8;
         }
@@ -129,8 +136,8 @@ int plan_make(struct plan *p, const struct spec *spec, const struct model_config
         return first.code;
     }
     char text[900];
-    (void)snprintf(text, sizeof text, "the largest rank needs %.2f GiB with gradient_checkpointing %s, the limit is %.2f GiB (%s)", (double)least / GIB,
-                   spec->gradient_checkpointing, (double)limit / GIB, spec->memory_limit_bytes > 0 ? "memory_limit_bytes" : "memory of the device");
+    (void)snprintf(text, sizeof text, "the largest rank needs %s with gradient_checkpointing %s, the limit is %s (%s)", size_text(least).v,
+                   spec->gradient_checkpointing, size_text(limit).v, spec->memory_limit_bytes > 0 ? "memory_limit_bytes" : "memory of the device");
     suggest(text, sizeof text, spec, config, ops, world);
     return error_set(err, E_LIMIT, "%s", text);
 }

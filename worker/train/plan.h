@@ -13,8 +13,7 @@ struct plan {
     int world;
     struct job *ranks;                  /* [world], recorded */
     int64_t shared_bytes;               /* most any rank takes from the transport */
-    int64_t transport_bytes;            /* what the transport takes for itself, per rank */
-    int64_t peak_bytes, limit_bytes;    /* of the largest rank, transport included */
+    int64_t peak_bytes, limit_bytes;    /* of the largest rank, as far as it counts against the limit */
 };
 
 /* The backend for spec->device: auto takes CUDA where it works. */

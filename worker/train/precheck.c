@@ -106,7 +106,7 @@ static int64_t count_steps(const struct spec *spec, const struct mesh *m, struct
     return steps;
 }
 
-static cJSON *buffers_json(const struct plan *plan, const struct job *j)
+static cJSON *buffers_json(const struct job *j)
 {
     cJSON *list = cJSON_CreateArray();
     for (int k = 0; k < MEM_PLACES; k++)
@@ -123,14 +123,14 @@ static cJSON *buffers_json(const struct plan *plan, const struct job *j)
             (void)cJSON_AddBoolToObject(o, "scratch", b->scratch);
             (void)cJSON_AddItemToArray(list, o);
         }
-    if (plan->transport_bytes > 0) {
+    if (j->transport_bytes > 0) {
         cJSON *o = cJSON_CreateObject();
         json_add_str(o, "name", "transport");
         json_add_str(o, "category", mem_category_names[MEM_COMMUNICATION]);
         json_add_str(o, "place", "shared");
         json_add_str(o, "dtype", dtype_name(DT_U8));
         (void)cJSON_AddItemToObject(o, "shape", cJSON_CreateIntArray(NULL, 0));
-        json_add_int(o, "bytes", plan->transport_bytes);
+        json_add_int(o, "bytes", j->transport_bytes);
         (void)cJSON_AddBoolToObject(o, "scratch", false);
         (void)cJSON_AddItemToArray(list, o);
     }
@@ -143,12 +143,11 @@ static cJSON *rank_json(const struct plan *plan, int rank, bool brief)
     int64_t category[MEM_CATEGORIES];
     cJSON *o = cJSON_CreateObject(), *by = cJSON_CreateObject();
     job_by_category(j, category);
-    category[MEM_COMMUNICATION] += plan->transport_bytes;
     json_add_int(o, "rank", rank);
-    json_add_int(o, "peak_bytes", job_peak(j) + plan->transport_bytes);
+    json_add_int(o, "peak_bytes", job_peak(j));
     for (int c = 0; c < MEM_CATEGORIES; c++) json_add_int(by, mem_category_names[c], category[c]);
     (void)cJSON_AddItemToObject(o, "categories", by);
-    if (!brief) (void)cJSON_AddItemToObject(o, "buffers", buffers_json(plan, j));
+    if (!brief) (void)cJSON_AddItemToObject(o, "buffers", buffers_json(j));
     return o;
 }
 

@@ -110,29 +110,27 @@ static int agree_on_plan(struct run *r, int64_t *shared_bytes, struct error *err
 static int take_memory(struct run *r, int64_t shared_bytes, struct error *err)
 {
     struct job *j = &r->job, dry = { .spec = j->spec, .config = j->config, .ops = j->ops, .mesh = j->mesh, .policy = j->policy };
-    void *device = NULL, *host = NULL, *shared = NULL;
     for (int i = 0; i < MEM_PLACES; i++) arena_init(&dry.arenas[i], (enum mem_place)i, NULL, 0);
     int rc = job_layout(&dry, err);
     int64_t bytes[MEM_PLACES];
-    for (int i = 0; i < MEM_PLACES; i++) bytes[i] = dry.arenas[i].peak > 0 ? dry.arenas[i].peak : 256;
+    for (int i = 0; i < MEM_PLACES; i++) bytes[i] = dry.arenas[i].peak;
     job_release(&dry);
     if (rc != OK) return rc;
     if (shared_bytes < bytes[PLACE_SHARED]) shared_bytes = bytes[PLACE_SHARED];
 
-    rc = comm_open(&r->world, j->ops == kernel_ops_cpu() ? "shm" : "nccl", j->ops, r->link, j->mesh.rank, j->mesh.world, shared_bytes,
+    rc = comm_open(&r->world, job_transport(j->ops), j->ops, r->link, j->mesh.rank, j->mesh.world, shared_bytes,
                    (int)r->spec->stall_timeout_ms, err);
     if (rc == OK) rc = mesh_connect(&j->mesh, r->world, err);
-    if (rc == OK) rc = j->ops->mem_alloc(&device, (size_t)bytes[PLACE_DEVICE], err);
-    if (rc == OK) {
-        arena_init(&j->arenas[PLACE_DEVICE], PLACE_DEVICE, device, bytes[PLACE_DEVICE]);
-        rc = j->ops->host_alloc(&host, (size_t)bytes[PLACE_HOST], err);
-    }
-    if (rc == OK) {
-        arena_init(&j->arenas[PLACE_HOST], PLACE_HOST, host, bytes[PLACE_HOST]);
-        shared = comm_memory(r->world);
-        arena_init(&j->arenas[PLACE_SHARED], PLACE_SHARED, shared, shared_bytes);
-        rc = job_layout(j, err);
-    }
+    if (rc == OK && bytes[PLACE_DEVICE] > 0) rc = j->ops->mem_alloc(&r->device_memory, (size_t)bytes[PLACE_DEVICE], err);
+    if (rc == OK && bytes[PLACE_HOST] > 0) rc = j->ops->host_alloc(&r->host_memory, (size_t)bytes[PLACE_HOST], err);
+    if (rc != OK) return rc;
+    void *shared = comm_memory(r->world);
+    r->allocated_bytes = bytes[PLACE_DEVICE] + bytes[PLACE_HOST] + shared_bytes + comm_overhead_bytes(job_transport(j->ops), j->mesh.world);
+    /* an arena without memory would only record: one of no bytes still gets an address */
+    arena_init(&j->arenas[PLACE_DEVICE], PLACE_DEVICE, r->device_memory ? r->device_memory : r, bytes[PLACE_DEVICE]);
+    arena_init(&j->arenas[PLACE_HOST], PLACE_HOST, r->host_memory ? r->host_memory : r, bytes[PLACE_HOST]);
+    arena_init(&j->arenas[PLACE_SHARED], PLACE_SHARED, shared ? shared : r, shared_bytes);
+    rc = job_layout(j, err);
     return rc;
 }
 
@@ -155,6 +153,7 @@ static void say_ready(struct run *r)
     cJSON *o = cJSON_CreateObject();
     json_add_str(o, "t", "ready");
     json_add_int(o, "peak_bytes", job_peak(&r->job));
+    json_add_int(o, "allocated_bytes", r->allocated_bytes);
     json_add_str(o, "device", r->job.ops->name);
     json_add_int(o, "steps", r->steps);
     json_add_int(o, "step", r->progress.step);
@@ -226,7 +225,10 @@ static int append_log(const struct run *r, const cJSON *record, struct error *er
 static void report(struct run *r, const struct step_result *s)
 {
     struct error err;
-    cJSON *o = meter_record(&r->meter, &r->job, r->world, s, r->steps - s->step, r->progress.skipped);
+    cJSON *o = meter_record(&r->meter, &r->job, r->world, s, r->steps - s->step);
+    json_add_int(o, "allocated_bytes", r->allocated_bytes);
+    json_add_int(o, "skipped_steps", r->progress.skipped);
+    if (r->job.opt->galore) json_add_int(o, "galore_failures", r->job.opt->galore->failures);
     if (!isnan(r->eval_loss)) {
         json_add_num(o, "eval_loss", r->eval_loss);
         json_add_num(o, "eval_perplexity", exp(r->eval_loss));
@@ -353,12 +355,11 @@ int run_rank(const struct spec *spec, int rank, int world, int link_fd, const ch
     }
     if (rc != OK) say_error(&r, err);
 
-    void *device = r.job.arenas[PLACE_DEVICE].base, *host = r.job.arenas[PLACE_HOST].base;
     int64_t device_bytes = r.job.arenas[PLACE_DEVICE].capacity, host_bytes = r.job.arenas[PLACE_HOST].capacity;
     job_release(&r.job);
     if (r.world) comm_close(r.world);
-    if (device) r.job.ops->mem_free(device, (size_t)device_bytes);
-    if (host) r.job.ops->host_free(host, (size_t)host_bytes);
+    if (r.device_memory) r.job.ops->mem_free(r.device_memory, (size_t)device_bytes);
+    if (r.host_memory) r.job.ops->host_free(r.host_memory, (size_t)host_bytes);
     if (r.job.stream) r.job.ops->stream_free(r.job.stream);
     if (r.loader) loader_close(r.loader);
     model_config_release(&config);

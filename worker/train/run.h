@@ -23,6 +23,8 @@ struct run {
     struct job job;
     struct link *link;
     struct comm_world *world;
+    void *device_memory, *host_memory;  /* what the arenas stand on */
+    int64_t allocated_bytes;    /* asked of device, host and transport, together */
     struct loader *loader;
     struct loader_info info;
     struct schedule schedule;
