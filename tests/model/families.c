@@ -11,12 +11,13 @@ static const struct { const char *name, *base, *more; } cases[] = {
     { "llama-old", NULL, "" }, { "mistral", NULL, "" }, { "rope-linear", NULL, "" }, { "rope-dynamic", NULL, "" }, { "rope-yarn", NULL, "" },
     { "rope-yarn-mscale", NULL, "" },
     { "lora", "qwen2-tied", "\"lora_rank\":4,\"lora_alpha\":8,\"target_modules\":[\"all-linear\"]" },
+    { "lora", "qwen2-tied", "\"lora_rank\":4,\"lora_alpha\":8,\"target_modules\":[\".*\\\\.(q|k|v|o|gate|up|down)_proj\"]" },
     { "lora-rs-some", "qwen2-untied", "\"lora_rank\":3,\"lora_alpha\":6,\"use_rslora\":true,\"target_modules\":[\"q_proj\",\"mlp.down_proj\"]" },
     { "lora-save", "qwen2-untied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\",\"embed_tokens\",\"input_layernorm\"]" },
     { "lora-save-tied", "qwen2-tied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\"]" },
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
-static const enum act_policy policies[] = { ACT_NONE, ACT_ATTENTION, ACT_LAYER };
+static const enum act_policy policies[] = { ACT_NONE, ACT_ATTENTION, ACT_LAYER, ACT_OFFLOAD_HOST, ACT_OFFLOAD_DISK };
 enum { N_POLICIES = sizeof policies / sizeof policies[0] };
 
 /* Largest error relative to the tensor's norm per element. */
@@ -37,8 +38,8 @@ static void open_case(struct rig *r, struct test_case *c, int i, enum act_policy
     struct error err = { 0 };
     const char *base = cases[i].base ? cases[i].base : cases[i].name;
     case_open(c, fixture(cases[i].name));
-    if (cases[i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,\"adapter\":\"%s\",%s%s", fixture(cases[i].name), cases[i].more, extra);
-    else (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"%s", extra);
+    if (cases[i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,\"offload_dir\":\"/tmp\",\"adapter\":\"%s\",%s%s", fixture(cases[i].name), cases[i].more, extra);
+    else (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\",\"offload_dir\":\"/tmp\"%s", extra);
     ck_assert_msg(rig_open(r, fixture(base), more, policy, c->row.T + 3, c->row.n_docs + 1, &err) == OK, "%s: %s", cases[i].name, err.text);
     ck_assert_msg(model_load(r->m, fixture(base), &err) == OK, "%s: %s", cases[i].name, err.text);
 }

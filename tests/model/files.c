@@ -298,6 +298,8 @@ END_TEST
 static const struct { const char *model, *more, *says; } bad_models[] = {
     { "qwen2-tied", ",\"tuner_type\":\"lora\",\"target_modules\":[\"q_proj\",\"typo_proj\"]", "typo_proj" },
     { "qwen2-tied", ",\"tuner_type\":\"lora\",\"modules_to_save\":[\"hat\"]", "hat" },
+    { "qwen2-tied", ",\"tuner_type\":\"lora\",\"target_modules\":[\"q_proj.*\"]", "matches no linear layer" },
+    { "qwen2-tied", ",\"tuner_type\":\"lora\",\"target_modules\":[\"(q_proj\"]", "(q_proj" },
     { "qwen2-tied", ",\"tuner_type\":\"lora\",\"target_modules\":[\"lm_head\"]", "modules_to_save" },
 };
 

@@ -82,7 +82,7 @@ struct model {
     void *ws;
     int64_t ws_bytes;
     void *norm_ws;
-    char *x_host;               /* offload_host: [L][Tl,C] */
+    char *x_host;               /* offload_host: [L][max_Tl,C]; offload_disk: [max_Tl,C] */
     int offload_fd;             /* offload_disk; -1 */
     struct error *err;          /* of the public call under way */
 };
@@ -109,7 +109,14 @@ void linear_layout(struct model *m, struct arena *device);
 int layer_fwd(struct model *m, struct layer *l, void *x_out);
 /* m->d: gradient by the layer's output, becomes the gradient by its input. */
 int layer_bwd(struct model *m, struct layer *l);
-void layer_layout(struct model *m, struct arena *device);
+void layer_layout(struct model *m, struct arena *device, struct arena *host);
+
+/* offload.c: the input of layer i to where it waits, and back; nothing under policies that keep it on the device. */
+void offload_layout(struct model *m, struct arena *device, struct arena *host);
+int offload_open(struct model *m, struct error *err);
+void offload_close(struct model *m);
+int offload_put(struct model *m, int64_t i);
+int offload_get(struct model *m, int64_t i);
 
 /* head.c: final norm, logits, loss, tile by tile; with grad also dx into m->d and the head's gradients. */
 int head_run(struct model *m, const void *x, double scale, bool grad, struct model_loss *out);

@@ -194,6 +194,7 @@ static void take_o(struct arena *a, const struct model *m, struct attn_kept *k, 
 static void layout_kept(struct model *m, struct layer *l, int64_t i, struct arena *a)
 {
     const struct model_config *c = m->c;
+    if (m->policy >= ACT_OFFLOAD_HOST) return;
     l->x = take(a, m, MEM_ACTIVATIONS, c->C, "x", i);
     if (m->policy == ACT_LAYER) return;
     take_o(a, m, &l->kept, &l->a, i);
@@ -207,16 +208,17 @@ static void layout_kept(struct model *m, struct layer *l, int64_t i, struct aren
     l->k_raw = take(a, m, MEM_ACTIVATIONS, c->Hkv * c->D, "attn.k_raw", i);
 }
 
-void layer_layout(struct model *m, struct arena *a)
+void layer_layout(struct model *m, struct arena *a, struct arena *host)
 {
     const struct model_config *c = m->c;
     for (int64_t i = 0; i < c->L; i++) layout_kept(m, &m->layers[i], i, a);
+    if (m->policy >= ACT_OFFLOAD_HOST) offload_layout(m, a, host);
     bool keeps_x2 = m->policy == ACT_NONE;
     m->x_out = take(a, m, MEM_ACTIVATIONS, c->C, "x_out", -1);
     m->d = take(a, m, MEM_ACTIVATIONS, c->C, "dx", -1);
     m->rstd = arena_take(a, MEM_ACTIVATIONS, DT_F32, m->max_Tl, 0, 0, 0, "rstd");
     if (!keeps_x2) m->x2 = take(a, m, MEM_ACTIVATIONS, c->C, "x2", -1);
-    if (m->policy == ACT_LAYER) {       /* recomputed whole before the MLP's backward: must outlive its tiles */
+    if (m->policy >= ACT_LAYER) {       /* recomputed whole before the MLP's backward: must outlive its tiles */
         take_qkv(a, m, &m->kept, -1);
         take_o(a, m, &m->kept, &m->a, -1);
     }

@@ -71,7 +71,6 @@ static int read_options(struct model *m, const struct model_options *o, struct e
     m->dropout = m->lora ? (float)s->lora_dropout : 0;
     m->lora_scale = m->lora ? (float)(s->use_rslora ? s->lora_alpha / sqrt((double)s->lora_rank) : s->lora_alpha / (double)s->lora_rank) : 0;
     if (m->dora) return error_set(err, E_UNSUPPORTED, "use_dora: not built yet");
-    if (m->policy >= ACT_OFFLOAD_HOST) return error_set(err, E_UNSUPPORTED, "gradient_checkpointing: %s is not built yet", act_policy_names[m->policy]);
     m->max_Tl = (m->max_T + m->P - 1) / m->P;
     m->max_T = m->max_Tl * m->P;
     m->mlp_tile = MLP_TILE_BYTES / (m->c->F * (int64_t)dtype_size(m->dt));
@@ -95,8 +94,9 @@ int model_new(struct model **out, const struct model_options *o, struct stream *
     layout_row(m, device, host);
     linear_layout(m, device);
     m->norm_ws = arena_take(device, MEM_WORKSPACE, DT_U8, norm_ws_bytes(m), 0, 0, 0, "norm.workspace");
-    layer_layout(m, device);
+    layer_layout(m, device, host);
     head_layout(m, device, host);
+    if (!m->planning) rc = offload_open(m, err);
 out:
     if (rc != OK) { model_free(m); *out = NULL; }
     return rc;
@@ -108,6 +108,7 @@ void model_free(struct model *m)
     attn_group_free(m->attn[0]);
     attn_group_free(m->attn[1]);
     layout_release(&m->layout);
+    offload_close(m);
     params_release(&m->params);
     free(m->layers);
     free(m);
@@ -189,7 +190,10 @@ static int forward(struct model *m)
 {
     const struct model_config *c = m->c;
     TRY(model_op(m, "embedding", m->ops->embed_fwd(m->s, m->dt, m->layers[0].x, m->embed->w, m->ids, m->Tl, c->C, c->V)));
-    for (int64_t i = 0; i < c->L; i++) TRY(layer_fwd(m, &m->layers[i], i + 1 < c->L ? m->layers[i + 1].x : m->x_out));
+    for (int64_t i = 0; i < c->L; i++) {
+        TRY(layer_fwd(m, &m->layers[i], i + 1 < c->L ? m->layers[i + 1].x : m->x_out));
+        if (m->train) TRY(offload_put(m, i));
+    }
     return OK;
 }
 
@@ -202,7 +206,10 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     TRY(forward(m));
     TRY(head_run(m, m->x_out, scale, true, out));
     double middle = now_s();
-    for (int64_t i = c->L; i-- > 0;) TRY(layer_bwd(m, &m->layers[i]));
+    for (int64_t i = c->L; i-- > 0;) {
+        TRY(offload_get(m, i));
+        TRY(layer_bwd(m, &m->layers[i]));
+    }
     if (m->embed->g) TRY(model_op(m, "embedding gradient", m->ops->embed_bwd(m->s, m->dt, m->embed->g, m->d, m->ids, m->Tl, c->C, c->V)));
     TRY(m->ops->stream_wait(m->s, err));
     out->forward_s += middle - start;

@@ -29,8 +29,11 @@ int targets_init(struct targets *t, const struct spec *spec, struct error *err)
         else if (!is_name(list->v[i]) && list->n > 1)
             rc = error_set(err, E_INVALID, "target_modules: \"%.200s\" is a regular expression; expected to be the only entry", list->v[i]);
         else if (!is_name(list->v[i])) {
-            t->pattern = xstrdup(list->v[i]);
-            rc = error_set(err, E_UNSUPPORTED, "target_modules: regular expressions are not built yet; list the module names");
+            char *whole = xasprintf("\\A(?:%s)\\z", list->v[i]);      /* PEFT asks for the whole name */
+            rc = regex_open(&t->pattern, whole, strlen(whole), err);
+            if (rc != OK) (void)error_prefix(err, "target_modules: \"%.200s\"", list->v[i]);
+            else t->space = regex_space_new();
+            free(whole);
         }
     }
     if (rc != OK) targets_release(t);
@@ -41,7 +44,8 @@ void targets_release(struct targets *t)
 {
     free(t->used);
     free(t->saved_used);
-    free(t->pattern);
+    regex_free(t->pattern);
+    regex_space_free(t->space);
     *t = (struct targets){ 0 };
 }
 
@@ -72,9 +76,15 @@ bool targets_saved(struct targets *t, const char *module)
 
 int targets_match(struct targets *t, const char *module, bool *out, struct error *err)
 {
-    (void)err;
     *out = false;
     if (targets_saved(t, module)) return OK;
+    if (t->pattern) {
+        struct regex_iter it = { 0 };
+        size_t start, end;
+        int rc = regex_next(t->pattern, t->space, module, strlen(module), &it, &start, &end, out, err);
+        t->hits += *out;
+        return rc == OK ? OK : error_prefix(err, "target_modules");
+    }
     const struct strlist *list = &t->spec->target_modules;
     *out = t->all_linear;
     for (int i = 0; i < list->n; i++) {
@@ -91,7 +101,7 @@ int targets_all_used(const struct targets *t, struct error *err)
     for (int i = 0; i < s->target_modules.n; i++)
         if (!t->used[i] && !t->pattern)
             return error_set(err, E_INVALID, "target_modules: no linear layer of the model is called \"%.200s\"; expected e.g. q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", s->target_modules.v[i]);
-    if (t->pattern && t->hits == 0) return error_set(err, E_INVALID, "target_modules: \"%.200s\" matches no linear layer of the model", t->pattern);
+    if (t->pattern && t->hits == 0) return error_set(err, E_INVALID, "target_modules: \"%.200s\" matches no linear layer of the model", s->target_modules.v[0]);
     for (int i = 0; i < s->modules_to_save.n; i++)
         if (!t->saved_used[i])
             return error_set(err, E_INVALID, "modules_to_save: no module of the model is called \"%.200s\"; expected e.g. embed_tokens, lm_head, norm", s->modules_to_save.v[i]);

@@ -3,11 +3,13 @@
 #define RM_WORKER_MODEL_TARGETS_H
 
 #include "api/spec.h"
+#include "worker/data/regex.h"
 
 struct targets {
     const struct spec *spec;
     bool all_linear;
-    char *pattern;              /* one regular expression, or NULL: a list of names */
+    struct regex *pattern;      /* one regular expression for whole module names, or NULL: a list of names */
+    struct regex_space *space;
     int64_t hits;               /* of the pattern */
     bool *used, *saved_used;    /* by list entry */
 };
