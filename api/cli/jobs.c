@@ -10,4 +10,3 @@ int verb_watch(struct cli *c) { return not_yet(c); }
 int verb_action(struct cli *c) { return not_yet(c); }
 int verb_top(struct cli *c) { return not_yet(c); }
 int verb_monitor(struct cli *c) { return not_yet(c); }
-int verb_import(struct cli *c) { return not_yet(c); }
