@@ -8,50 +8,63 @@
 
 #include "kernels/cpu/isa.h"
 
+#define SPLAT4(x) x, x, x, x
 #if defined(__AVX512F__)
 enum { VL = 16, NV = 4 };
+#define SPLAT(x) (vf){ SPLAT4(x), SPLAT4(x), SPLAT4(x), SPLAT4(x) }
 #elif defined(__AVX2__)
 enum { VL = 8, NV = 2 };
+#define SPLAT(x) (vf){ SPLAT4(x), SPLAT4(x) }
 #else
 enum { VL = 4, NV = 2 };
+#define SPLAT(x) (vf){ SPLAT4(x) }
 #endif
 enum { MR = 6 };
 
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef float vf_any __attribute__((vector_size(4 * VL), aligned(4), may_alias));     /* in memory, any alignment */
 
-static inline __attribute__((always_inline)) vf splat(float x)
-{
-    vf v;
-    #pragma GCC unroll 16
-    for (int i = 0; i < VL; i++) v[i] = x;
-    return v;
-}
+/* One block of MR rows and nv vectors; nv, and which of a's strides is 1, are constants where this is inlined. Spelled out with one
+ * variable per vector: gcc keeps a two-dimensional array of them in memory. */
+#define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5)
+#define C_AT(r, v) (*(vf_any *)(c + r * ldc + v * VL))
+#define TAKE(r) \
+    vf c##r##0 = SPLAT(0.0f), c##r##1 = c##r##0, c##r##2 = c##r##0, c##r##3 = c##r##0; \
+    if (accumulate) { \
+        c##r##0 = C_AT(r, 0); \
+        if (nv > 1) c##r##1 = C_AT(r, 1); \
+        if (nv > 2) c##r##2 = C_AT(r, 2); \
+        if (nv > 3) c##r##3 = C_AT(r, 3); \
+    }
+#define STEP(r) \
+    { \
+        float ar = ak[r * ars]; \
+        vf av = SPLAT(ar); \
+        c##r##0 += av * b0; \
+        if (nv > 1) c##r##1 += av * b1; \
+        if (nv > 2) c##r##2 += av * b2; \
+        if (nv > 3) c##r##3 += av * b3; \
+    }
+#define GIVE(r) \
+    C_AT(r, 0) = c##r##0; \
+    if (nv > 1) C_AT(r, 1) = c##r##1; \
+    if (nv > 2) C_AT(r, 2) = c##r##2; \
+    if (nv > 3) C_AT(r, 3) = c##r##3;
 
-/* One block of MR rows and nv vectors; nv, and which of a's strides is 1, are constants where this is inlined. */
 static inline __attribute__((always_inline)) void micro(float *c, int64_t ldc, const float *a, int64_t ars, int64_t aks, const float *b, int64_t ldb,
                                                         int64_t K, bool accumulate, const int nv)
 {
-    vf acc[MR][NV];
-    #pragma GCC unroll 6
-    for (int r = 0; r < MR; r++)
-        #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) acc[r][v] = accumulate ? (vf)*(const vf_any *)(c + r * ldc + v * VL) : splat(0.0f);
+    EACH_ROW(TAKE)
     for (int64_t k = 0; k < K; k++) {
-        vf bv[NV];
-        #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) bv[v] = *(const vf_any *)(b + k * ldb + v * VL);
-        #pragma GCC unroll 6
-        for (int r = 0; r < MR; r++) {
-            vf av = splat(a[r * ars + k * aks]);
-            #pragma GCC unroll 4
-            for (int v = 0; v < nv; v++) acc[r][v] += av * bv[v];
-        }
+        const float *ak = a + k * aks;
+        const vf_any *bk = (const vf_any *)(b + k * ldb);
+        vf b0 = bk[0], b1 = b0, b2 = b0, b3 = b0;
+        if (nv > 1) b1 = bk[1];
+        if (nv > 2) b2 = bk[2];
+        if (nv > 3) b3 = bk[3];
+        EACH_ROW(STEP)
     }
-    #pragma GCC unroll 6
-    for (int r = 0; r < MR; r++)
-        #pragma GCC unroll 4
-        for (int v = 0; v < nv; v++) *(vf_any *)(c + r * ldc + v * VL) = acc[r][v];
+    EACH_ROW(GIVE)
 }
 
 static inline __attribute__((always_inline)) void product(float *c, int64_t ldc, const float *a, int64_t ars, int64_t aks, const float *b, int64_t ldb,
