@@ -151,6 +151,52 @@ static int reductions(struct comm_world *w, int rank, void *arg)
     return 0;
 }
 
+/* Uneven pieces in the background, empty ones too, with hops between them and a front collective while they run. */
+static int pieces(struct comm_world *w, int rank, void *arg)
+{
+    (void)arg;
+    struct error err = { 0 };
+    struct comm *c = everyone(w);
+    int n = w->world;
+    enum { N = 70000 };
+    float *in = comm_memory(w), *shard = in + N, *ring = shard + N, *out = xcalloc(N, 4), *all = xcalloc(N, 4);
+    int64_t cuts[65] = { 0 };
+    for (int p = 1; p <= n; p++) cuts[p] = p == n ? N : p % 2 ? N * (int64_t)p / n / 2 * 2 : cuts[p - 1];
+    int64_t mine = cuts[rank + 1] - cuts[rank];
+    for (int round = 1; round <= 3; round++) {
+        struct comm_hop *a, *b, *h;
+        for (int i = 0; i < N; i++) in[i] = (float)value(rank, i);
+        NEED(comm_reduce_pieces_start(c, NULL, out, in, cuts, &a, &err) == OK || n == 1);
+        NEED(comm_hop_start(c, NULL, ring + 8, ring, 32, &h, &err) == OK);
+        double one = 1;
+        NEED(comm_all_reduce(c, NULL, DT_F64, &one, 1, &err) == OK && (int)one == n);
+        NEED(comm_hop_wait(c, NULL, a, &err) == OK);
+        NEED(comm_hop_wait(c, NULL, h, &err) == OK);
+        for (int64_t i = 0; i < mine; i++) {
+            float sum = (float)value(0, cuts[rank] + i), want = 0;
+            for (int p = 1; p < n; p++) sum += (float)value(p, cuts[rank] + i);
+            for (int k = 0; k < round; k++) want += sum;
+            NEED(out[i] == want);
+        }
+        memcpy(shard, out, (size_t)mine * 4);
+        NEED(comm_gather_pieces_start(c, NULL, DT_F32, all, shard, cuts, &b, &err) == OK);
+        NEED(comm_hop_wait(c, NULL, b, &err) == OK);
+        for (int64_t i = 0; i < N; i += 11) {
+            float sum = (float)value(0, i), want = 0;
+            for (int p = 1; p < n; p++) sum += (float)value(p, i);
+            for (int k = 0; k < round; k++) want += sum;
+            NEED(all[i] == want);
+        }
+    }
+    struct comm_count counts[COMM_KINDS];
+    comm_counts(w, counts);
+    NEED(counts[COMM_REDUCE_SCATTER].bytes == (n > 1 ? 3 * (N - mine) * 4 : 0));
+    NEED(counts[COMM_ALL_GATHER].bytes == 3 * (n - 1) * mine * 4);
+    free(out);
+    free(all);
+    return 0;
+}
+
 /* Broadcast and barriers in overlapping groups: all, halves, pairs across. */
 static int groups(struct comm_world *w, int rank, void *arg)
 {
@@ -191,6 +237,7 @@ static const int worlds[] = { 1, 2, 3, 4, 8 };
 START_TEST(exchange) { ck_assert_int_eq(ranks_run(worlds[_i], NULL, 1 << 20, 5000, all_to_all, NULL), 0); } END_TEST
 START_TEST(ring) { ck_assert_int_eq(ranks_run(worlds[_i], NULL, 4 << 20, 5000, hops, NULL), 0); } END_TEST
 START_TEST(reduce) { ck_assert_int_eq(ranks_run(worlds[_i], NULL, 32 << 20, 5000, reductions, NULL), 0); } END_TEST
+START_TEST(background) { ck_assert_int_eq(ranks_run(worlds[_i + 1], NULL, 1 << 20, 5000, pieces, NULL), 0); } END_TEST
 START_TEST(overlapping_groups) { ck_assert_int_eq(ranks_run(4, NULL, 4096, 5000, groups, NULL), 0); } END_TEST
 START_TEST(different_calls) { ck_assert_int_eq(ranks_run(2, NULL, 4096, 5000, mismatch, NULL), 0); } END_TEST
 
@@ -202,6 +249,7 @@ int main(void)
     tcase_add_loop_test(t, exchange, 0, 5);
     tcase_add_loop_test(t, ring, 0, 5);
     tcase_add_loop_test(t, reduce, 0, 5);
+    tcase_add_loop_test(t, background, 0, 4);
     tcase_add_test(t, overlapping_groups);
     tcase_add_test(t, different_calls);
     suite_add_tcase(s, t);

@@ -152,6 +152,17 @@ int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *se
     return comm_all_to_all_parts(c, s, &p, 1, err);
 }
 
+/* Counts a transfer that goes on in the background. */
+static int started(struct comm *c, enum comm_kind kind, int64_t bytes, double t0, struct comm_hop *h, int rc)
+{
+    struct comm_count *n = &c->w->counts[kind];
+    if (h) h->kind = kind;
+    n->calls++;
+    n->bytes += bytes;
+    if (!c->w->t->async) n->exposed_s += comm_now() - t0;
+    return rc;
+}
+
 int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err)
 {
     *h = NULL;
@@ -159,20 +170,45 @@ int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *sen
     if (c->n == 1) return recv && send ? local_copy(c, s, recv, send, bytes, err) : OK;
     double t0 = comm_now();
     int rc = c->w->t->hop_start(c, s, recv, send, bytes, h, err);
-    struct comm_count *n = &c->w->counts[COMM_HOP];
-    n->calls++;
-    n->bytes += send ? bytes : 0;
-    if (!c->w->t->async) n->exposed_s += comm_now() - t0;
-    return rc;
+    return started(c, COMM_HOP, send ? bytes : 0, t0, *h, rc);
+}
+
+int comm_reduce_pieces_start(struct comm *c, struct stream *s, float *out, const float *in, const int64_t *cuts, struct comm_hop **h, struct error *err)
+{
+    *h = NULL;
+    int64_t all = cuts[c->n] - cuts[0], mine = cuts[c->me + 1] - cuts[c->me];
+    if (all == 0) return OK;
+    if (c->n == 1) {
+        const struct kernel_ops *ops = c->w->ops;
+        int rc = ops->axpy(s, DT_F32, out, DT_F32, in, 1.0f, all);
+        return rc == OK ? OK : error_set(err, rc, "axpy: %s", ops->error(s));
+    }
+    if (c->w->t->reduce_pieces_start == NULL) return error_set(err, E_UNSUPPORTED, "the %s transport has no background reductions", c->w->t->name);
+    double t0 = comm_now();
+    int rc = c->w->t->reduce_pieces_start(c, s, out, in, cuts, h, err);
+    return started(c, COMM_REDUCE_SCATTER, (all - mine) * (int64_t)sizeof *in, t0, *h, rc);
+}
+
+int comm_gather_pieces_start(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, const int64_t *cuts, struct comm_hop **h, struct error *err)
+{
+    *h = NULL;
+    int64_t size = (int64_t)dtype_size(dt), all = cuts[c->n] - cuts[0], mine = cuts[c->me + 1] - cuts[c->me];
+    if (all == 0) return OK;
+    if (c->n == 1) return local_copy(c, s, out, in, all * size, err);
+    if (c->w->t->gather_pieces_start == NULL) return error_set(err, E_UNSUPPORTED, "the %s transport has no background gathering", c->w->t->name);
+    double t0 = comm_now();
+    int rc = c->w->t->gather_pieces_start(c, s, dt, out, in, cuts, h, err);
+    return started(c, COMM_ALL_GATHER, (c->n - 1) * mine * size, t0, *h, rc);
 }
 
 int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err)
 {
     if (h == NULL) return OK;
     double t0 = comm_now(), busy = 0, late = 0;
+    enum comm_kind kind = h->kind;
     int rc = c->w->t->hop_wait(c, s, h, &busy, &late, err);
     if (!c->w->t->async) {
-        struct comm_count *n = &c->w->counts[COMM_HOP];
+        struct comm_count *n = &c->w->counts[kind];
         n->exposed_s += comm_now() - t0;
         n->busy_s += busy;
         n->late_s += late;

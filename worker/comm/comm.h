@@ -23,7 +23,7 @@ struct comm_count {
 
 struct comm_world;              /* one per process */
 struct comm;                    /* a group of ranks */
-struct comm_hop;                /* a transfer under way */
+struct comm_hop;                /* a transfer under way: a hop, or a reduction or gathering in the background */
 
 /* shared_bytes: what comm_memory must provide on each rank (the plan's PLACE_SHARED arena), the same on all ranks.
  * transport: "shm" | "nccl". A single rank works with either, without peers. */
@@ -50,6 +50,12 @@ int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *se
  * they were started. send NULL: nothing goes out, recv NULL: nothing comes in; the neighbours must agree. */
 int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err);
 int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err);
+/* Reduce-scatter and all-gather over uneven pieces, in the background like hops and ended by comm_hop_wait (members start all their
+ * background calls, hops too, in the same order). Piece p is [cuts[p], cuts[p+1]), cuts[n+1] ascending, the same on all ranks, copied here.
+ * reduce: out += sum over ranks of their in[piece me]; in, in comm_memory, starts at cuts[0]; f32. Sends all but its own piece.
+ * gather: out, which starts at cuts[0], gets every piece p from rank p's in, in comm_memory. Sends its piece n-1 times. */
+int comm_reduce_pieces_start(struct comm *c, struct stream *s, float *out, const float *in, const int64_t *cuts, struct comm_hop **h, struct error *err);
+int comm_gather_pieces_start(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, const int64_t *cuts, struct comm_hop **h, struct error *err);
 /* In place, sums in rank order. dt F32, F64 or BF16 (summed in f32). The buffer may be anywhere. Counts 2*(n-1)/n of the
  * bytes, as reduce-scatter + all-gather over slices of ceil(count/n) elements send. */
 int comm_all_reduce(struct comm *c, struct stream *s, enum dtype dt, void *x, int64_t count, struct error *err);

@@ -45,6 +45,7 @@ enum {
     SPINS = 4000,
 };
 
+enum { FRONT, BACK, LANES };        /* calls that the main thread waits in; calls in the background, in the order they were started */
 enum { LIVE, CLOSED, LOST };        /* control.state */
 
 struct call {                       /* what a rank is in: rides with the counter */
@@ -53,8 +54,10 @@ struct call {                       /* what a rank is in: rides with the counter
 
 /* In the reader's control block, written by one peer. Cells of their own, so that peers do not fight over cache lines. */
 struct box {
-    _Alignas(64) _Atomic uint64_t met;      /* barriers this peer has entered with me */
-    struct call call[2];                    /* by parity of `met`: a peer is at most one barrier ahead */
+    struct {
+        _Alignas(64) _Atomic uint64_t met;  /* barriers this peer has entered with me */
+        struct call call[2];                /* by parity of `met`: a peer is at most one barrier ahead */
+    } at[LANES];                            /* of calls the main thread waits in; of those in the background */
     _Alignas(64) _Atomic uint64_t ready;    /* hops it has offered to me */
     struct { int64_t at, bytes; } hop[HOPS];
     _Alignas(64) _Atomic uint64_t done;     /* hops of mine it has read */
@@ -76,12 +79,21 @@ struct watch {
     double looked;
 };
 
-struct comm_hop {
+/* A job of the communication thread. */
+struct transfer {
+    struct comm_hop head;                   /* kind */
+    struct comm *c;
     struct shm *sh;
+    /* a hop */
     char *recv;
     int64_t bytes;
     int prev, next;                         /* world ranks; -1: nothing that way */
     uint64_t want_ready, want_done;
+    /* pieces */
+    enum dtype dt;
+    char *out;
+    const char *in;
+    int64_t *cuts;
     enum { QUEUED, RUNNING, FINISHED } state;
     int rc;
     double busy_s, late_s;
@@ -94,7 +106,7 @@ struct shm {
     int64_t seg_bytes, stage_at, user_at;
     char **seg;                             /* [world] mapped segments */
     int *pid, *pidfd;                       /* [world]; pidfd -1 where the kernel has none */
-    uint64_t *met, *sent, *got;             /* [world] my side of the counters */
+    uint64_t *met[LANES], *sent, *got;      /* [world] my side of the counters */
     int half;                               /* of the staging area, next to use */
     struct watch watch[2];                  /* main thread, communication thread */
 
@@ -102,7 +114,7 @@ struct shm {
     bool started;
     pthread_mutex_t lock;                   /* guards all below and job states */
     pthread_cond_t change;
-    struct comm_hop *job[JOBS];
+    struct transfer *job[JOBS];
     unsigned head, tail;                    /* job[head % JOBS] is next */
     atomic_bool quit;
 };
@@ -208,7 +220,7 @@ out:
 }
 
 /* All members enter with the same call and see each other's offsets: peers[i].at. NULL: nothing is exchanged. */
-static int meet(struct comm *c, const struct call *call, struct call *peers, struct error *err)
+static int meet_in(struct comm *c, int lane, struct watch *look, double *late_s, const struct call *call, struct call *peers, struct error *err)
 {
     struct shm *sh = c->w->priv;
     struct control *me = control_of(sh, c->w->rank);
@@ -218,18 +230,18 @@ static int meet(struct comm *c, const struct call *call, struct call *peers, str
         int q = c->ranks[i];
         if (i == c->me) continue;
         struct box *b = &control_of(sh, q)->box[c->w->rank];
-        uint64_t turn = ++sh->met[q];
-        b->call[turn & 1] = *call;
-        atomic_store_explicit(&b->met, turn, memory_order_release);
+        uint64_t turn = ++sh->met[lane][q];
+        b->at[lane].call[turn & 1] = *call;
+        atomic_store_explicit(&b->at[lane].met, turn, memory_order_release);
         ring_bell(control_of(sh, q));
     }
     for (int i = 0; i < c->n; i++) {
         int q = c->ranks[i];
         if (i == c->me) continue;
         struct box *b = &me->box[q];
-        rc = wait_for(sh, &sh->watch[0], &b->met, sh->met[q], q, &c->w->late_s, err);
+        rc = wait_for(sh, look, &b->at[lane].met, sh->met[lane][q], q, late_s, err);
         if (rc != OK) return rc;
-        const struct call *other = &b->call[sh->met[q] & 1];
+        const struct call *other = &b->at[lane].call[sh->met[lane][q] & 1];
         bool same = other->kind == call->kind && other->n_parts == call->n_parts;
         for (int k = 0; same && k < call->n_parts; k++)
             same = other->bytes[k] == call->bytes[k] && (other->at[k] < 0) == (call->at[k] < 0);
@@ -241,6 +253,12 @@ static int meet(struct comm *c, const struct call *call, struct call *peers, str
     }
     if (peers) peers[c->me] = *call;
     return OK;
+}
+
+static int meet(struct comm *c, const struct call *call, struct call *peers, struct error *err)
+{
+    struct shm *sh = c->w->priv;
+    return meet_in(c, FRONT, &sh->watch[0], &c->w->late_s, call, peers, err);
 }
 
 static int meet_again(struct comm *c, enum comm_kind kind, struct error *err)
@@ -302,6 +320,20 @@ static inline float widen(bf16 x)
 DEFINE_SUM(sum_f32, float, float, , )
 DEFINE_SUM(sum_f64, double, double, , )
 DEFINE_SUM(sum_bf16, bf16, float, widen, f32_to_bf16)
+
+/* dst[i] += sum over r of src[r][i] */
+static void add_slices(float *dst, float *const *src, int n, int64_t count)
+{
+    enum { BLOCK = 1024 };
+    float sum[BLOCK];
+    for (int64_t i = 0; i < count; i += BLOCK) {
+        int64_t m = count - i < BLOCK ? count - i : BLOCK;
+        for (int64_t j = 0; j < m; j++) sum[j] = src[0][i + j];
+        for (int r = 1; r < n; r++)
+            for (int64_t j = 0; j < m; j++) sum[j] += src[r][i + j];
+        for (int64_t j = 0; j < m; j++) dst[i + j] += sum[j];
+    }
+}
 
 static void sum_slices(enum dtype dt, void *dst, void **src, int n, int64_t count)
 {
@@ -454,29 +486,72 @@ static int shm_broadcast(struct comm *c, struct stream *s, void *x, int64_t byte
 
 static int shm_barrier(struct comm *c, struct error *err) { return meet_again(c, COMM_BARRIER, err); }
 
-/* --- hops --- */
+/* --- the communication thread's work --- */
 
-/* Takes what prev has offered. Runs on the communication thread, or on the caller's when that has nothing better to do. */
-static void run_hop(struct comm_hop *h, struct watch *look)
+/* Takes what prev has offered. */
+static int take_hop(struct transfer *h, struct watch *look)
 {
     struct shm *sh = h->sh;
-    struct control *me = control_of(sh, sh->w->rank);
+    struct control *me = control_of(sh, sh->w->rank), *prev = control_of(sh, h->prev);
     struct box *b = &me->box[h->prev];
-    double t0 = comm_now();
-    h->rc = wait_for(sh, look, &b->ready, h->want_ready, h->prev, &h->late_s, &h->err);
-    if (h->rc == OK) {
-        int64_t at = b->hop[h->want_ready % HOPS].at, bytes = b->hop[h->want_ready % HOPS].bytes;
-        if (bytes != h->bytes)
-            h->rc = error_set(&h->err, E_INTERNAL, "rank %d sends a hop of %lld bytes, rank %d expects %lld", h->prev, (long long)bytes,
-                              sh->w->rank, (long long)h->bytes);
-        for (int64_t i = 0; i < h->bytes && h->rc == OK; i += PIECE) {
-            memcpy(h->recv + i, sh->seg[h->prev] + at + i, (size_t)(h->bytes - i < PIECE ? h->bytes - i : PIECE));
-            if (look == &sh->watch[1]) atomic_fetch_add(&me->beat, 1);
-        }
-        struct control *prev = control_of(sh, h->prev);
-        atomic_fetch_add_explicit(&prev->box[sh->w->rank].done, 1, memory_order_release);
-        ring_bell(prev);
+    int rc = wait_for(sh, look, &b->ready, h->want_ready, h->prev, &h->late_s, &h->err);
+    if (rc != OK) return rc;
+    int64_t at = b->hop[h->want_ready % HOPS].at, bytes = b->hop[h->want_ready % HOPS].bytes;
+    if (bytes != h->bytes)
+        rc = error_set(&h->err, E_INTERNAL, "rank %d sends a hop of %lld bytes, rank %d expects %lld", h->prev, (long long)bytes, sh->w->rank,
+                       (long long)h->bytes);
+    for (int64_t i = 0; i < h->bytes && rc == OK; i += PIECE) {
+        memcpy(h->recv + i, sh->seg[h->prev] + at + i, (size_t)(h->bytes - i < PIECE ? h->bytes - i : PIECE));
+        atomic_fetch_add(&me->beat, 1);
     }
+    atomic_fetch_add_explicit(&prev->box[sh->w->rank].done, 1, memory_order_release);
+    ring_bell(prev);
+    return rc;
+}
+
+/* Adds up this rank's piece of all ranks' in, or fetches every rank's piece. */
+static int do_pieces(struct transfer *h, struct watch *look)
+{
+    struct shm *sh = h->sh;
+    struct comm *c = h->c;
+    struct control *me = control_of(sh, sh->w->rank);
+    int64_t size = (int64_t)dtype_size(h->dt), lo = h->cuts[c->me], n = h->cuts[c->me + 1] - lo;
+    struct call *peers = xmalloc(sizeof *peers * (unsigned long)c->n), call = { .kind = h->head.kind, .n_parts = 1, .bytes = { (h->cuts[c->n] - h->cuts[0]) * size } };
+    void **src = xmalloc(sizeof *src * (unsigned long)c->n);
+    call.at[0] = h->in - sh->seg[sh->w->rank];
+    int rc = meet_in(c, BACK, look, &h->late_s, &call, peers, &h->err);
+    if (rc == OK && h->head.kind == COMM_REDUCE_SCATTER) {
+        enum { STEP = 1 << 18 };                            /* elements between two beats */
+        for (int64_t i = 0; i < n; i += STEP) {
+            int64_t m = n - i < STEP ? n - i : STEP;
+            for (int p = 0; p < c->n; p++) src[p] = sh->seg[c->ranks[p]] + peers[p].at[0] + (lo - h->cuts[0] + i) * size;
+            add_slices((float *)(void *)h->out + i, (float *const *)src, c->n, m);
+            atomic_fetch_add(&me->beat, 1);
+        }
+    } else if (rc == OK) {
+        for (int i = 0; i < c->n; i++) {
+            int p = (c->me + i) % c->n;
+            const char *from = p == c->me ? h->in : sh->seg[c->ranks[p]] + peers[p].at[0];
+            char *to = h->out + (h->cuts[p] - h->cuts[0]) * size;
+            int64_t bytes = (h->cuts[p + 1] - h->cuts[p]) * size;
+            for (int64_t k = 0; k < bytes && to != from; k += PIECE) {
+                memcpy(to + k, from + k, (size_t)(bytes - k < PIECE ? bytes - k : PIECE));
+                atomic_fetch_add(&me->beat, 1);
+            }
+        }
+    }
+    call = (struct call){ .kind = h->head.kind };
+    if (rc == OK) rc = meet_in(c, BACK, look, &h->late_s, &call, NULL, &h->err);
+    free(src);
+    free(peers);
+    return rc;
+}
+
+/* Runs on the communication thread, or on the main one when it has nothing better to do. */
+static void run_job(struct transfer *h, struct watch *look)
+{
+    double t0 = comm_now();
+    h->rc = h->head.kind == COMM_HOP ? take_hop(h, look) : do_pieces(h, look);
     h->busy_s = comm_now() - t0;
 }
 
@@ -496,10 +571,10 @@ static void *communication_thread(void *arg)
             atomic_fetch_add(&me->beat, 1);
             continue;
         }
-        struct comm_hop *h = sh->job[sh->head % JOBS];
+        struct transfer *h = sh->job[sh->head % JOBS];
         h->state = RUNNING;
         (void)pthread_mutex_unlock(&sh->lock);
-        run_hop(h, &sh->watch[1]);
+        run_job(h, &sh->watch[1]);
         (void)pthread_mutex_lock(&sh->lock);
         h->state = FINISHED;
         sh->head++;
@@ -509,14 +584,33 @@ static void *communication_thread(void *arg)
     return NULL;
 }
 
+static struct transfer *new_transfer(struct comm *c, enum comm_kind kind)
+{
+    struct transfer *h = xcalloc(1, sizeof *h);
+    *h = (struct transfer){ .head = { kind }, .c = c, .sh = c->w->priv, .prev = -1, .next = -1, .state = FINISHED };
+    return h;
+}
+
+static void queue(struct transfer *h)
+{
+    struct shm *sh = h->sh;
+    h->state = QUEUED;
+    (void)pthread_mutex_lock(&sh->lock);
+    assert(sh->tail - sh->head < JOBS);
+    sh->job[sh->tail++ % JOBS] = h;
+    (void)pthread_cond_broadcast(&sh->change);
+    (void)pthread_mutex_unlock(&sh->lock);
+}
+
 static int shm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **out, struct error *err)
 {
     struct shm *sh = c->w->priv;
     int rc = check_live(sh, err);
     if (rc == OK) rc = settle(c, s, err);
     if (rc != OK) return rc;
-    struct comm_hop *h = xcalloc(1, sizeof *h);
-    *h = (struct comm_hop){ .sh = sh, .recv = recv, .bytes = bytes, .prev = -1, .next = -1, .state = FINISHED };
+    struct transfer *h = new_transfer(c, COMM_HOP);
+    h->recv = recv;
+    h->bytes = bytes;
     if (send) {
         h->next = c->ranks[(c->me + 1) % c->n];
         struct control *next = control_of(sh, h->next);
@@ -533,27 +627,55 @@ static int shm_hop_start(struct comm *c, struct stream *s, void *recv, const voi
     if (recv) {
         h->prev = c->ranks[(c->me + c->n - 1) % c->n];
         h->want_ready = ++sh->got[h->prev];
-        h->state = QUEUED;
-        (void)pthread_mutex_lock(&sh->lock);
-        assert(sh->tail - sh->head < JOBS);
-        sh->job[sh->tail++ % JOBS] = h;
-        (void)pthread_cond_broadcast(&sh->change);
-        (void)pthread_mutex_unlock(&sh->lock);
+        queue(h);
     }
-    *out = h;
+    *out = &h->head;
     return OK;
 }
 
-static int shm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, double *busy_s, double *late_s, struct error *err)
+static int pieces_start(struct comm *c, struct stream *s, enum comm_kind kind, enum dtype dt, void *out, const void *in, const int64_t *cuts,
+                        struct comm_hop **hop, struct error *err)
+{
+    struct shm *sh = c->w->priv;
+    int rc = check_live(sh, err);
+    if (rc == OK && !plain_memory(c->w)) rc = error_set(err, E_UNSUPPORTED, "background reductions over shared memory are for CPU ranks");
+    if (rc == OK) rc = settle(c, s, err);
+    if (rc != OK) return rc;
+    struct transfer *h = new_transfer(c, kind);
+    h->dt = dt;
+    h->out = out;
+    h->in = in;
+    h->cuts = xmalloc((unsigned long)(c->n + 1) * sizeof *cuts);
+    memcpy(h->cuts, cuts, (unsigned long)(c->n + 1) * sizeof *cuts);
+    int64_t n = kind == COMM_REDUCE_SCATTER ? cuts[c->n] - cuts[0] : cuts[c->me + 1] - cuts[c->me];
+    assert(n == 0 || shared_at(sh, in, n * (int64_t)dtype_size(dt)) >= 0);      /* comm.h: in lies in comm_memory */
+    queue(h);
+    *hop = &h->head;
+    return OK;
+}
+
+static int shm_reduce_pieces_start(struct comm *c, struct stream *s, float *out, const float *in, const int64_t *cuts, struct comm_hop **h, struct error *err)
+{
+    return pieces_start(c, s, COMM_REDUCE_SCATTER, DT_F32, out, in, cuts, h, err);
+}
+
+static int shm_gather_pieces_start(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, const int64_t *cuts, struct comm_hop **h,
+                                   struct error *err)
+{
+    return pieces_start(c, s, COMM_ALL_GATHER, dt, out, in, cuts, h, err);
+}
+
+static int shm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *hop, double *busy_s, double *late_s, struct error *err)
 {
     (void)s;
     struct shm *sh = c->w->priv;
+    struct transfer *h = (struct transfer *)(void *)hop;        /* its first member */
     (void)pthread_mutex_lock(&sh->lock);
     while (h->state != FINISHED) {
         if (h->state == QUEUED && sh->job[sh->head % JOBS] == h) {      /* not begun yet: quicker done here than waited for */
             h->state = RUNNING;
             (void)pthread_mutex_unlock(&sh->lock);
-            run_hop(h, &sh->watch[0]);
+            run_job(h, &sh->watch[0]);
             (void)pthread_mutex_lock(&sh->lock);
             h->state = FINISHED;
             sh->head++;
@@ -572,6 +694,7 @@ static int shm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, do
     }
     *busy_s = h->busy_s;
     *late_s = h->late_s;
+    free(h->cuts);
     free(h);
     return rc;
 }
@@ -633,7 +756,7 @@ static int shm_open_world(struct comm_world *w, int64_t shared_bytes, int deadli
     sh->pid = xcalloc(n, sizeof *sh->pid);
     sh->pidfd = xmalloc(n * sizeof *sh->pidfd);
     for (int q = 0; q < w->world; q++) sh->pidfd[q] = -1;
-    sh->met = xcalloc(n, sizeof *sh->met);
+    for (int i = 0; i < LANES; i++) sh->met[i] = xcalloc(n, sizeof *sh->met[i]);
     sh->sent = xcalloc(n, sizeof *sh->sent);
     sh->got = xcalloc(n, sizeof *sh->got);
     for (int i = 0; i < 2; i++) sh->watch[i] = (struct watch){ xcalloc(n, sizeof(uint32_t)), xcalloc(n, sizeof(double)), comm_now() };
@@ -693,7 +816,10 @@ static void shm_close(struct comm_world *w)
         (void)pthread_cond_broadcast(&sh->change);
         (void)pthread_mutex_unlock(&sh->lock);
         (void)pthread_join(sh->thread, NULL);                   /* a hop in its hands ends by itself: done, or the peer is lost */
-        while (sh->head != sh->tail) free(sh->job[sh->head++ % JOBS]);
+        for (; sh->head != sh->tail; sh->head++) {
+            free(sh->job[sh->head % JOBS]->cuts);
+            free(sh->job[sh->head % JOBS]);
+        }
     }
     for (int q = 0; q < w->world; q++) {
         if (sh->seg[q]) (void)munmap(sh->seg[q], (size_t)sh->seg_bytes);
@@ -707,7 +833,7 @@ static void shm_close(struct comm_world *w)
     free(sh->seg);
     free(sh->pid);
     free(sh->pidfd);
-    free(sh->met);
+    for (int i = 0; i < LANES; i++) free(sh->met[i]);
     free(sh->sent);
     free(sh->got);
     (void)pthread_mutex_destroy(&sh->lock);
@@ -718,6 +844,6 @@ static void shm_close(struct comm_world *w)
 
 const struct comm_transport comm_transport_shm = {
     .name = "shm", .overhead_bytes = shm_overhead_bytes, .open = shm_open_world, .close = shm_close, .all_to_all = shm_all_to_all,
-    .hop_start = shm_hop_start, .hop_wait = shm_hop_wait, .all_reduce = shm_all_reduce, .reduce_scatter = shm_reduce_scatter,
+    .hop_start = shm_hop_start, .hop_wait = shm_hop_wait, .reduce_pieces_start = shm_reduce_pieces_start, .gather_pieces_start = shm_gather_pieces_start, .all_reduce = shm_all_reduce, .reduce_scatter = shm_reduce_scatter,
     .all_gather = shm_all_gather, .broadcast = shm_broadcast, .barrier = shm_barrier,
 };

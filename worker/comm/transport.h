@@ -16,6 +16,9 @@ struct comm_meeting {
     void *arg;
 };
 
+/* What every transport's transfer begins with. */
+struct comm_hop { enum comm_kind kind; };
+
 struct comm_transport {
     const char *name;
     bool async;
@@ -27,6 +30,9 @@ struct comm_transport {
     int  (*all_to_all)(struct comm *c, struct stream *s, const struct comm_part *parts, int n_parts, struct error *err);
     int  (*hop_start)(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err);
     int  (*hop_wait)(struct comm *c, struct stream *s, struct comm_hop *h, double *busy_s, double *late_s, struct error *err);
+    int  (*reduce_pieces_start)(struct comm *c, struct stream *s, float *out, const float *in, const int64_t *cuts, struct comm_hop **h, struct error *err);
+    int  (*gather_pieces_start)(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, const int64_t *cuts, struct comm_hop **h,
+                                struct error *err);                 /* NULL, both: this transport has none (E_UNSUPPORTED) */
     int  (*all_reduce)(struct comm *c, struct stream *s, enum dtype dt, void *x, int64_t count, struct error *err);
     int  (*reduce_scatter)(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err);
     int  (*all_gather)(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err);
