@@ -238,7 +238,7 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Keeps the newest save_total_limit checkpoints and the best. A folder is renamed aside before it is emptied, so no half of one has the name. */
+/* Keeps save_total_limit checkpoints: the last and the best (even if that makes two of one), then the newest others. A folder is renamed aside before it is emptied, so no half of one has the name. */
 static int drop_old(const struct run *r, struct error *err)
 {
     const char *out = r->spec->output_dir;
@@ -254,8 +254,9 @@ static int drop_old(const struct run *r, struct error *err)
     }
     (void)closedir(d);
     if (n > 0) qsort(steps, (size_t)n, sizeof *steps, newest_first);
-    for (int64_t i = r->spec->save_total_limit; i < n && rc == OK; i++) {
-        if (steps[i] == r->progress.best_step || steps[i] == r->progress.step) continue;
+    int64_t last = r->progress.step, best = r->progress.best_step, others = r->spec->save_total_limit - 1 - (best > 0 && best != last);
+    for (int64_t i = 0; i < n && rc == OK; i++) {
+        if (steps[i] == best || steps[i] == last || others-- > 0) continue;
         char *dir = xasprintf("%s/checkpoint-%" PRId64, out, steps[i]), *aside = xasprintf("%s/.tmp-drop-%" PRId64, out, steps[i]);
         if (rename(dir, aside) < 0) rc = error_set(err, status_of_errno(errno), "%s: %s", dir, strerror(errno));
         else rc = remove_tree(aside, err);

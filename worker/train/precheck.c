@@ -209,6 +209,8 @@ int plan_command(const char *spec_path, bool brief)
         int before = p.n;
         check_dataset(&spec, &spec.dataset, "dataset", &p);
         check_dataset(&spec, &spec.val_dataset, "val_dataset", &p);
+        if (spec.eval_steps > 0 && spec.val_dataset.n == 0 && spec.split_dataset_ratio <= 0)
+            problems_add(&p, "/eval_steps", "conflict", "eval_steps %lld needs something to evaluate: give val_dataset or split_dataset_ratio", (long long)spec.eval_steps);
         bool data_ok = p.n == before;
         check_writable(spec.output_dir, "/output_dir", &p);
         if (spec.debug_dump) check_writable(spec.debug_dump, "/debug_dump", &p);

@@ -18,6 +18,7 @@
 #include "worker/train/checkpoint.h"
 #include "worker/train/evaluate.h"
 #include "worker/train/plan.h"
+#include "worker/train/sample.h"
 #include "worker/train/step.h"
 
 static volatile sig_atomic_t stop_requested;
@@ -186,6 +187,8 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
     if (rc == OK) rc = loader_open(&r->loader, r->spec, j->mesh.dp_rank, j->mesh.dp, sp, show_progress, r, err);
     if (rc != OK) return rc;
     loader_info(r->loader, &r->info);
+    if (r->spec->eval_steps > 0 && r->info.val_rows == 0)
+        return error_set(err, E_INVALID, "eval_steps %" PRId64 " needs something to evaluate: give val_dataset or split_dataset_ratio", r->spec->eval_steps);
     loader_bounds(r->loader, &max_T, &max_docs);
     r->per_epoch = r->info.micro_per_epoch;
     r->steps = run_steps(r->spec, r->per_epoch);
@@ -206,9 +209,9 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
 
 /* --- steps --- */
 
-static int append_log(const struct run *r, const cJSON *record, struct error *err)
+int run_append(const struct run *r, const char *name, const cJSON *record, struct error *err)
 {
-    char *path = xasprintf("%s/logging.jsonl", r->spec->output_dir), *text = json_line(record);
+    char *path = xasprintf("%s/%s", r->spec->output_dir, name), *text = json_line(record);
     size_t n = strlen(text);
     text[n] = '\n';         /* in place of the NUL: one write, so that lines are whole */
     int rc = OK, fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
@@ -235,7 +238,7 @@ static void report(struct run *r, const struct step_result *s)
     }
     bool logged = s->step % r->spec->logging_steps == 0 || s->step == r->steps || !isnan(r->eval_loss);
     if (r->job.mesh.rank == 0 && logged) {
-        if (append_log(r, o, &err) != OK) run_event(r, "warning", "log", "%s", err.text);      /* the run is worth more than its log */
+        if (run_append(r, "logging.jsonl", o, &err) != OK) run_event(r, "warning", "log", "%s", err.text);      /* the run is worth more than its log */
         if (!r->quiet)
             (void)fprintf(stderr, "step %" PRId64 "/%" PRId64 "  loss %.6f  grad %.4f  lr %.3g  %.0f tokens/s  comm %.1f%%\n", s->step, r->steps, s->loss, s->grad_norm, s->lr,
                           json_num(o, "tokens_per_s", 0), 100 * json_num(o, "comm_share", 0));
@@ -270,6 +273,15 @@ static void note_best(struct run *r)
     p->best_step = p->step;
 }
 
+/* What people look at between steps. A sample that fails is told and does no harm. */
+static int look(struct run *r, struct error *err)
+{
+    struct error why;
+    int rc = evaluate(r, &r->eval_loss, err);
+    if (rc == OK && sample_log(r, &why) != OK) run_event(r, "warning", "sample", "%s", why.text);
+    return rc;
+}
+
 static int steps(struct run *r, struct error *err)
 {
     const struct spec *spec = r->spec;
@@ -283,7 +295,7 @@ static int steps(struct run *r, struct error *err)
         saved = false;
         r->eval_loss = NAN;
         bool last = s.step == r->steps, due = s.stop || s.checkpoint || last || (spec->save_steps > 0 && s.step % spec->save_steps == 0);
-        if (spec->eval_steps > 0 && (s.step % spec->eval_steps == 0 || last)) rc = evaluate(r, &r->eval_loss, err);
+        if (spec->eval_steps > 0 && (s.step % spec->eval_steps == 0 || last)) rc = look(r, err);
         if (s.stop_now && !last) due = false;
         if (rc == OK && due) note_best(r);
         if (rc == OK && due) {

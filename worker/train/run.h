@@ -56,5 +56,7 @@ int run_sum(struct run *r, struct comm *c, double *v, int n, struct error *err);
 int run_agree(struct run *r, int rc, struct error *err);
 /* A line for people, through the link and on rank 0's stderr. level: info, warning, error. */
 void run_event(struct run *r, const char *level, const char *code, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+/* Appends record as one line to a file of output_dir. */
+int run_append(const struct run *r, const char *name, const cJSON *record, struct error *err);
 
 #endif

@@ -1,0 +1,11 @@
+/* sample.h - sample_prompts: greedy continuations during training, so that people see what is being learnt. */
+#ifndef RM_WORKER_TRAIN_SAMPLE_H
+#define RM_WORKER_TRAIN_SAMPLE_H
+
+#include "worker/train/run.h"
+
+/* Continues every prompt and appends {"step","prompt","text"} to <output_dir>/samples.jsonl, and tells it as an event. Only on rank 0 and
+ * where one rank holds a whole row; elsewhere it does nothing. Changes nothing training can see. */
+int sample_log(struct run *r, struct error *err);
+
+#endif
