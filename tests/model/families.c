@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "tests/model/rig.h"
+#include "worker/model/merge.h"
+#include "worker/model/sampler.h"
 
 static const struct { const char *name, *base, *more; } cases[] = {
     { "qwen2-tied", NULL, "" }, { "qwen2-untied", NULL, "" }, { "qwen2-window", NULL, "" }, { "qwen3", NULL, "" }, { "llama", NULL, "" },
@@ -146,6 +148,92 @@ START_TEST(saves_and_loads)
 }
 END_TEST
 
+/* Token by token through the cache gives the logits of the whole row; greedy continuations repeat. */
+START_TEST(samples)
+{
+    struct rig r;
+    struct test_case c;
+    struct error err = { 0 };
+    open_case(&r, &c, _i, _i % 2 ? ACT_NONE : ACT_LAYER, "");
+    struct sampler *s;
+    struct arena a;
+    int64_t V = r.config.V, n = c.row.cu[1];           /* document 0 */
+    arena_init(&a, PLACE_DEVICE, NULL, 0);
+    ck_assert_int_eq(sampler_new(&s, r.m, n + 6, &a, &err), OK);
+    sampler_free(s);
+    int64_t bytes = a.peak;
+    arena_release_all(&a);
+    void *memory = aligned_alloc(4096, (size_t)(bytes + 4096) / 4096 * 4096);
+    arena_init(&a, PLACE_DEVICE, memory, bytes);
+    ck_assert_int_eq(sampler_new(&s, r.m, n + 6, &a, &err), OK);
+
+    float *want = xcalloc((unsigned long)V, sizeof *want), *got = xcalloc((unsigned long)V, sizeof *got);
+    if (r.config.rope.type != ROPE_DYNAMIC) {           /* there the row's length decides the angles, here the cache's */
+        ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+        ck_assert_int_eq(model_logits(r.m, n - 1, 1, want, &err), OK);
+        ck_assert_msg(sampler_logits(s, c.row.ids, n, got, &err) == OK, "%s", err.text);
+        for (int64_t i = 0; i < V; i++) ck_assert_msg(fabsf(want[i] - got[i]) <= 1e-5f * (1 + fabsf(want[i])), "logit %lld: %g, %g", (long long)i, (double)want[i], (double)got[i]);
+    }
+    int32_t ids[40], out[6], again[6];
+    int64_t n_out, n_again;
+    struct sample_options o = { .max_new = 6 };
+    ck_assert_int_eq(sampler_run(s, c.row.ids, n, &o, out, &n_out, &err), OK);
+    ck_assert_int_eq(n_out, 6);
+    for (int64_t i = 0; i < n; i++) ids[i] = c.row.ids[i];
+    for (int64_t i = 0; i < 6; i++) {                   /* the same, each time from the start */
+        struct sample_options one = { .max_new = 1 };
+        ck_assert_int_eq(sampler_run(s, ids, n + i, &one, &ids[n + i], &n_again, &err), OK);
+        ck_assert_int_eq(ids[n + i], out[i]);
+    }
+    struct sample_options stop = { .max_new = 6, .stop = &out[3], .n_stop = 1 }, warm = { .max_new = 6, .temperature = 1.5, .seed = 3 };
+    ck_assert_int_eq(sampler_run(s, c.row.ids, n, &stop, again, &n_again, &err), OK);
+    ck_assert_int_le(n_again, 3);
+    ck_assert_int_eq(sampler_run(s, c.row.ids, n, &warm, again, &n_again, &err), OK);
+    ck_assert_int_eq(sampler_run(s, c.row.ids, n, &warm, out, &n_out, &err), OK);
+    for (int64_t i = 0; i < 6; i++) ck_assert_int_eq(again[i], out[i]);
+    ck_assert_int_eq(sampler_run(s, c.row.ids, n + 7, &o, out, &n_out, &err), E_LIMIT);
+    free(want);
+    free(got);
+    sampler_free(s);
+    free(memory);
+    case_close(&c);
+    rig_close(&r);
+}
+END_TEST
+
+/* An adapter folded into its base gives the adapter's logits, and not the base's. Heads trained apart come out untied. */
+START_TEST(merges)
+{
+    static const char *const adapters[][2] = { { "lora", "qwen2-tied" }, { "lora-rs-some", "qwen2-untied" }, { "lora-save", "qwen2-untied" }, { "lora-save-tied", "qwen2-tied" }, { "dora", "qwen2-untied" } };
+    char dir[] = "/tmp/rm-merge-XXXXXX", out[100], command[100];
+    struct error err = { 0 };
+    struct rig r;
+    struct test_case c;
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    (void)snprintf(out, sizeof out, "%s/merged", dir);
+    ck_assert_int_eq(merge_adapter(NULL, fixture(adapters[_i][0]), out, &err), E_NOTFOUND);     /* the folder PEFT named is not here */
+    ck_assert_msg(merge_adapter(fixture(adapters[_i][1]), fixture(adapters[_i][0]), out, &err) == OK, "%s", err.text);
+    ck_assert_int_eq(merge_adapter(fixture(adapters[_i][1]), fixture(adapters[_i][0]), out, &err), E_CONFLICT);
+    case_open(&c, fixture(adapters[_i][0]));
+    ck_assert_msg(rig_open(&r, out, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"", ACT_LAYER, c.row.T, c.row.n_docs, &err) == OK, "%s", err.text);
+    ck_assert_msg(model_load(r.m, out, &err) == OK, "%s", err.text);
+    ck_assert_int_eq(r.config.tied, _i == 0);
+    int64_t n;
+    double *want = case_get(&c, "logits", &n);
+    float *logits = xcalloc((unsigned long)n, sizeof *logits);
+    ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_logits(r.m, 0, c.row.T, logits, &err), OK);
+    double e = relative(want, logits, n);
+    ck_assert_msg(e <= 1e-5, "%s: merged logits are off by %.3g", adapters[_i][0], e);
+    free(want);
+    free(logits);
+    case_close(&c);
+    rig_close(&r);
+    (void)snprintf(command, sizeof command, "rm -rf %s", dir);
+    ck_assert_int_eq(system(command), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("model-families");
@@ -154,6 +242,8 @@ int main(void)
     tcase_add_loop_test(t, agrees_with_hugging_face, 0, N_CASES * N_POLICIES);
     tcase_add_loop_test(t, accumulates, 0, N_CASES);
     tcase_add_loop_test(t, saves_and_loads, 0, N_CASES);
+    tcase_add_loop_test(t, samples, 0, N_CASES);
+    tcase_add_loop_test(t, merges, 0, 5);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
