@@ -35,9 +35,6 @@ def main():
                         continue
                     assert p.returncode == 0 and plan["policy"] == policy, p.stdout
                     g = Gang(worker, path, n).run()
-                    if "bfloat16 to float32 are not supported" in "".join(g.stderr):
-                        refused.add("bfloat16")
-                        continue
                     assert g.codes == [0] * n, (spec, g.codes, g.stderr)
                     for r in range(n):
                         want, ready, last = plan["ranks"][r], g.records("ready", r)[0], g.records("metrics", r)[-1]
@@ -47,7 +44,7 @@ def main():
                         assert sum(b["bytes"] for b in want["buffers"] if not b["scratch"]) <= want["peak_bytes"] <= sum(b["bytes"] for b in want["buffers"])
                         checked += 1
         print(f"{checked} ranks took exactly what was planned; not built: {sorted(refused) or 'none'}")
-        assert checked > 50 and refused <= {"offload_host", "offload_disk", "bfloat16"}
+        assert checked > 50 and refused <= {"offload_host", "offload_disk"}
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
