@@ -217,6 +217,8 @@ static int groups(struct comm_world *w, int rank, void *arg)
         NEED(comm_all_reduce(cross, NULL, DT_F64, &d, 1, &err) == OK);
         NEED(d == rank % 2 * 2 + 2);
         NEED(comm_barrier(cross, &err) == OK);
+        d = rank;                               /* only two of the four: the others must not mind */
+        if (rank < 2) NEED(comm_all_reduce(half, NULL, DT_F64, &d, 1, &err) == OK && d == 1);
     }
     return 0;
 }

@@ -13,7 +13,7 @@
 enum { WORLD = 8, CONFIGS = 200, SHARED = 8 << 20, MAX_T = 96, MAX_DOCS = 40 };
 
 struct config {
-    int U, R, dp, accumulation;
+    int U, R, dp, accumulation, zero;
     enum act_policy policy;
     bool lora, overlap, last_quarter;           /* last_quarter: labels only there, so some ranks have none */
     struct model_config model;
@@ -45,6 +45,7 @@ static struct config random_config(int seed)
         c.dp = (int)pick(1, 3);
     } while (c.U * c.R * c.dp > WORLD || c.U * c.R * c.dp == 1 || m->H % c.U != 0 || (m->Hkv % c.U != 0 && c.U % m->Hkv != 0));
     c.accumulation = (int)pick(1, 3);
+    c.zero = (int)pick(0, 1) * 2;
     c.lora = pick(0, 2) == 0;
     c.overlap = pick(0, 1);
     c.last_quarter = pick(0, 3) == 0;
@@ -101,8 +102,8 @@ static int rig_open(struct rig *r, const struct config *c, int world, int rank, 
     struct problems p = { 0 };
     *r = (struct rig){ 0 };
     int n = snprintf(text, sizeof text, "{\"model\":\"x\",\"dataset\":[\"x\"],\"output_dir\":\"x\",\"max_length\":5040,\"torch_dtype\":\"float32\",\"tuner_type\":\"%s\",\"lora_rank\":3,\"lora_alpha\":3,"
-                     "\"nproc_per_node\":%d,\"ulysses_size\":%d,\"ring_size\":%d,\"sequence_parallel_method\":\"hybrid\",\"enable_sequence_overlap\":%s}",
-                     c->lora ? "lora" : "full", world, U, R, c->overlap ? "true" : "false");
+                     "\"nproc_per_node\":%d,\"ulysses_size\":%d,\"ring_size\":%d,\"sequence_parallel_method\":\"hybrid\",\"enable_sequence_overlap\":%s,\"zero_stage\":%d}",
+                     c->lora ? "lora" : "full", world, U, R, c->overlap ? "true" : "false", world > 1 ? c->zero : 0);
     if (spec_parse(&r->spec, text, (size_t)n, &p) != OK) return error_set(err, E_INVALID, "spec: %s", p.v[0].message);
     const struct kernel_ops *ops = kernel_ops_cpu();
     int rc = mesh_choose(&r->mesh, &r->spec, c->model.H, c->model.Hkv, rank, err);
@@ -151,6 +152,13 @@ static int64_t sent(const struct comm_world *w)
     return n[COMM_ALL_TO_ALL].bytes + n[COMM_HOP].bytes;
 }
 
+static int64_t reduced_bytes(const struct comm_world *w)
+{
+    struct comm_count n[COMM_KINDS];
+    comm_counts(w, n);
+    return n[COMM_REDUCE_SCATTER].bytes;
+}
+
 static int one_config(const struct config *c, int seed, struct comm_world *w, int rank)
 {
     struct error err = { 0 };
@@ -174,7 +182,7 @@ static int one_config(const struct config *c, int seed, struct comm_world *w, in
     double scale = weight > 0 ? 1 / weight : 0;
     if (rc == OK) rc = model_zero_grads(one.m, &err);
     if (rc == OK) rc = model_zero_grads(many.m, &err);
-    int64_t before = sent(w);
+    int64_t before = sent(w), reduced0 = reduced_bytes(w);
     for (int i = 0; i < c->accumulation && rc == OK; i++) {
         for (int d = 0; d < c->dp && rc == OK; d++) {
             struct row r = random_row(seed, c, i, d);
@@ -191,10 +199,12 @@ static int one_config(const struct config *c, int seed, struct comm_world *w, in
             row_release(&r);
         }
     }
-    int64_t bytes = sent(w) - before;
+    int64_t bytes = sent(w) - before, reduced = reduced_bytes(w) - reduced0;
     struct params *pm = rc == OK ? model_params(many.m) : NULL, *po = rc == OK ? model_params(one.m) : NULL;
+    int64_t shards = 0;                 /* everything trained but this rank's own part, each micro-step */
+    for (int64_t i = 0; rc == OK && c->zero && i < pm->n_flat; i++) shards += i < pm->g_at || i >= pm->g_at + pm->n_g;
     double sums[4] = { loss_many.loss_sum, loss_many.weight_sum, loss_many.correct, loss_many.count };
-    if (rc == OK) rc = comm_all_reduce(many.mesh.all, NULL, DT_F32, pm->flat_g, pm->n_flat, &err);
+    if (rc == OK && c->zero == 0) rc = comm_all_reduce(many.mesh.all, NULL, DT_F32, pm->flat_g, pm->n_flat, &err);
     if (rc == OK) rc = comm_all_reduce(many.mesh.all, NULL, DT_F64, sums, 4, &err);
     if (rc != OK)
         (void)snprintf(what, sizeof what, "%s", err.text);
@@ -202,6 +212,8 @@ static int one_config(const struct config *c, int seed, struct comm_world *w, in
         (void)snprintf(what, sizeof what, "loss %.9g of weight %g, one rank has %.9g of %g", sums[0], sums[1], loss_one.loss_sum, loss_one.weight_sum);
     else if (exact ? bytes != expected : bytes > expected)
         (void)snprintf(what, sizeof what, "sent %lld bytes, expected %lld", (long long)bytes, (long long)expected);
+    if (!what[0] && (reduced > shards * 4 * c->accumulation || (c->zero && !c->lora && reduced < shards * 4 * c->accumulation * 9 / 10)))
+        (void)snprintf(what, sizeof what, "sent %lld bytes of gradients, expected %lld less padding", (long long)reduced, (long long)shards * 4 * c->accumulation);
     double whole = 0, off = 0;
     for (int64_t i = 0; !what[0] && i < po->n_flat; i++) whole += (double)po->flat_g[i] * (double)po->flat_g[i];
     for (int64_t i = 0; !what[0] && i < po->n; i++) {
@@ -209,7 +221,8 @@ static int one_config(const struct config *c, int seed, struct comm_world *w, in
         if (!a->trained) continue;
         double diff = 0, norm = 0;
         for (int64_t k = 0; k < a->n; k++) {
-            double d = (double)b->g[k] - (double)a->g[k];
+            int64_t at = b->at + k - pm->g_at;                  /* with ZeRO 2 this rank can judge its shard */
+            double d = at >= 0 && at < pm->n_g ? (double)pm->flat_g[at] - (double)a->g[k] : 0;
             diff += d * d;
             norm += (double)a->g[k] * (double)a->g[k];
         }
@@ -219,8 +232,8 @@ static int one_config(const struct config *c, int seed, struct comm_world *w, in
     }
     if (!what[0] && !(sqrt(off) <= 1e-6 * sqrt(whole))) (void)snprintf(what, sizeof what, "the gradient is off by %.2g of %.2g", sqrt(off), sqrt(whole));
     if (what[0])
-        (void)fprintf(stderr, "seed %d rank %d: %s (U %d R %d dp %d accumulation %d %s %s H %lld Hkv %lld D %lld window %lld overlap %d)\n", seed, rank, what, c->U, c->R,
-                      c->dp, c->accumulation, act_policy_names[c->policy], c->lora ? "lora" : "full", (long long)c->model.H, (long long)c->model.Hkv,
+        (void)fprintf(stderr, "seed %d rank %d: %s (U %d R %d dp %d accumulation %d zero %d %s %s H %lld Hkv %lld D %lld window %lld overlap %d)\n", seed, rank, what, c->U, c->R,
+                      c->dp, c->accumulation, c->zero, act_policy_names[c->policy], c->lora ? "lora" : "full", (long long)c->model.H, (long long)c->model.Hkv,
                       (long long)c->model.D, (long long)c->model.window, c->overlap);
     rig_close(&many);
     rig_close(&one);

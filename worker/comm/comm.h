@@ -46,8 +46,8 @@ struct comm_part { void *recv; const void *send; int64_t slice_bytes; };
 int comm_all_to_all_parts(struct comm *c, struct stream *s, const struct comm_part *parts, int n_parts, struct error *err);
 int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *send, int64_t slice_bytes, struct error *err);
 /* Ring step: send (in comm_memory) goes to rank+1, recv is filled from rank-1, while the caller computes. `send` must stay
- * untouched and recv unread until comm_hop_wait. Several hops (at most 8) may be under way; they are waited for in the order
- * they were started. send NULL: nothing goes out, recv NULL: nothing comes in; the neighbours must agree. */
+ * untouched and recv unread until comm_hop_wait. Several hops (at most 8) may be under way; all members start them in the same
+ * order and wait for them in any. send NULL: nothing goes out, recv NULL: nothing comes in; the neighbours must agree. */
 int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *send, int64_t bytes, struct comm_hop **h, struct error *err);
 int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err);
 /* Reduce-scatter and all-gather over uneven pieces, in the background like hops and ended by comm_hop_wait (members start all their

@@ -50,6 +50,7 @@ enum { LIVE, CLOSED, LOST };        /* control.state */
 
 struct call {                       /* what a rank is in: rides with the counter */
     int64_t kind, n_parts, bytes[COMM_PARTS_MAX], at[COMM_PARTS_MAX];      /* at: offset in the segment, -1: staged */
+    int64_t half;                   /* of the staging area; ranks differ, having been in different groups */
 };
 
 /* In the reader's control block, written by one peer. Cells of their own, so that peers do not fight over cache lines. */
@@ -371,7 +372,7 @@ static int shm_all_to_all(struct comm *c, struct stream *s, const struct comm_pa
     return rc;
 }
 
-static char *stage_of(const struct shm *sh, int q) { return sh->seg[q] + sh->stage_at + (int64_t)sh->half * STAGE_HALF; }
+static char *stage_of(const struct shm *sh, int q, int64_t half) { return sh->seg[q] + sh->stage_at + half * STAGE_HALF; }
 
 static int shm_all_reduce(struct comm *c, struct stream *s, enum dtype dt, void *x, int64_t count, struct error *err)
 {
@@ -383,14 +384,14 @@ static int shm_all_reduce(struct comm *c, struct stream *s, enum dtype dt, void 
     int rc = OK;
     for (int64_t done = 0; done < count && rc == OK; done += piece) {
         int64_t m = count - done < piece ? count - done : piece, per = (m + c->n - 1) / c->n;
-        char *mine = at >= 0 ? x : stage_of(sh, c->w->rank), *xs = (char *)x + done * es;
+        char *mine = at >= 0 ? x : stage_of(sh, c->w->rank, sh->half), *xs = (char *)x + done * es;
         rc = put(c, s, mine, at >= 0 ? mine : xs, m * es, err);
-        struct call call = { .kind = COMM_ALL_REDUCE, .n_parts = 1, .bytes = { m * es }, .at = { at } };
+        struct call call = { .kind = COMM_ALL_REDUCE, .n_parts = 1, .bytes = { m * es }, .at = { at }, .half = sh->half };
         if (rc == OK) rc = meet(c, &call, peers, err);
         if (rc != OK) break;
         int64_t lo = c->me * per < m ? c->me * per : m, n = m - lo < per ? m - lo : per;
         for (int p = 0; p < c->n; p++) {
-            peers[p].at[0] = at >= 0 ? peers[p].at[0] : stage_of(sh, c->ranks[p]) - sh->seg[c->ranks[p]];
+            peers[p].at[0] = at >= 0 ? peers[p].at[0] : stage_of(sh, c->ranks[p], peers[p].half) - sh->seg[c->ranks[p]];
             src[p] = sh->seg[c->ranks[p]] + peers[p].at[0] + lo * es;
         }
         sum_slices(dt, mine + lo * es, src, c->n, n);           /* nobody else reads this slice of ours before the next meeting */
@@ -419,15 +420,15 @@ static int shm_reduce_scatter(struct comm *c, struct stream *s, enum dtype dt, v
     int rc = settle(c, s, err);
     for (int64_t done = 0; done < count && rc == OK; done += piece) {
         int64_t m = count - done < piece ? count - done : piece;
-        char *stage = stage_of(sh, c->w->rank);
+        char *stage = stage_of(sh, c->w->rank, sh->half);
         for (int p = 0; p < c->n && at < 0 && rc == OK; p++)
             rc = put(c, s, stage + p * m * es, (const char *)in + (p * count + done) * es, m * es, err);
-        struct call call = { .kind = COMM_REDUCE_SCATTER, .n_parts = 1, .bytes = { m * es }, .at = { at } };
+        struct call call = { .kind = COMM_REDUCE_SCATTER, .n_parts = 1, .bytes = { m * es }, .at = { at }, .half = sh->half };
         if (rc == OK) rc = meet(c, &call, peers, err);
         if (rc != OK) break;
         for (int p = 0; p < c->n; p++) {
             char *seg = sh->seg[c->ranks[p]];
-            src[p] = at >= 0 ? seg + peers[p].at[0] + (c->me * count + done) * es : stage_of(sh, c->ranks[p]) + c->me * m * es;
+            src[p] = at >= 0 ? seg + peers[p].at[0] + (c->me * count + done) * es : stage_of(sh, c->ranks[p], peers[p].half) + c->me * m * es;
         }
         char *to = (char *)out + done * es;
         if (plain_memory(c->w)) {
@@ -453,13 +454,13 @@ static int shm_all_gather(struct comm *c, struct stream *s, enum dtype dt, void 
     int rc = settle(c, s, err);
     for (int64_t done = 0; done < bytes && rc == OK; done += piece) {
         int64_t m = bytes - done < piece ? bytes - done : piece;
-        if (at < 0) rc = put(c, s, stage_of(sh, c->w->rank), (const char *)in + done, m, err);
-        struct call call = { .kind = COMM_ALL_GATHER, .n_parts = 1, .bytes = { m }, .at = { at } };
+        if (at < 0) rc = put(c, s, stage_of(sh, c->w->rank, sh->half), (const char *)in + done, m, err);
+        struct call call = { .kind = COMM_ALL_GATHER, .n_parts = 1, .bytes = { m }, .at = { at }, .half = sh->half };
         if (rc == OK) rc = meet(c, &call, peers, err);
         for (int i = 0; i < c->n && rc == OK; i++) {
             int p = (c->me + i) % c->n;
             const char *from = p == c->me ? (const char *)in + done
-                             : at >= 0 ? sh->seg[c->ranks[p]] + peers[p].at[0] + done : stage_of(sh, c->ranks[p]);
+                             : at >= 0 ? sh->seg[c->ranks[p]] + peers[p].at[0] + done : stage_of(sh, c->ranks[p], peers[p].half);
             rc = put(c, s, (char *)out + p * bytes + done, from, m, err);
         }
         sh->half ^= 1;
@@ -472,15 +473,17 @@ static int shm_all_gather(struct comm *c, struct stream *s, enum dtype dt, void 
 static int shm_broadcast(struct comm *c, struct stream *s, void *x, int64_t bytes, int root, struct error *err)
 {
     struct shm *sh = c->w->priv;
+    struct call *peers = xmalloc(sizeof *peers * (unsigned long)c->n);
     int rc = settle(c, s, err);
     for (int64_t done = 0; done < bytes && rc == OK; done += STAGE_HALF) {
         int64_t m = bytes - done < STAGE_HALF ? bytes - done : STAGE_HALF;
-        if (c->me == root) rc = put(c, s, stage_of(sh, c->w->rank), (char *)x + done, m, err);
-        struct call call = { .kind = COMM_BROADCAST, .n_parts = 1, .bytes = { m }, .at = { -1 } };
-        if (rc == OK) rc = meet(c, &call, NULL, err);
-        if (rc == OK && c->me != root) rc = put(c, s, (char *)x + done, stage_of(sh, c->ranks[root]), m, err);
+        if (c->me == root) rc = put(c, s, stage_of(sh, c->w->rank, sh->half), (char *)x + done, m, err);
+        struct call call = { .kind = COMM_BROADCAST, .n_parts = 1, .bytes = { m }, .at = { -1 }, .half = sh->half };
+        if (rc == OK) rc = meet(c, &call, peers, err);
+        if (rc == OK && c->me != root) rc = put(c, s, (char *)x + done, stage_of(sh, c->ranks[root], peers[root].half), m, err);
         sh->half ^= 1;
     }
+    free(peers);
     return rc == OK ? meet_again(c, COMM_BROADCAST, err) : rc;
 }
 

@@ -7,6 +7,7 @@
 
 #include "worker/model/model.h"
 #include "worker/parallel/attention.h"
+#include "worker/parallel/zero.h"
 
 struct linear {                 /* y = x W^T + b + s drop(x) A^T B^T */
     struct param *w, *b, *A, *B, *mag;      /* b, A, B, mag may be NULL */
@@ -43,6 +44,8 @@ struct model {
 
     struct params params;
     int64_t cap_params;
+    struct zero *zero;                      /* gradients in shards; NULL: whole, in flat_g */
+    int64_t *unit_first;                    /* [L+3] first parameter of embedding, layers, norm and head; end */
     struct param *embed, *norm, *head;      /* head == embed when tied */
     struct layer *layers;
     uint64_t n_linears;
@@ -93,7 +96,10 @@ struct model {
 int model_op(struct model *m, const char *what, int rc);
 
 /* params.c: fills m->params, the layers' links and the flat vector; takes weights and gradients. */
-int params_build(struct model *m, struct arena *device, struct error *err);
+int params_build(struct model *m, struct arena *device, struct arena *shared, struct error *err);
+/* With ZeRO 2 a unit's parameters have gradients (param.g) between these two only. Units: 0 embedding, 1…L layers, L+1 norm and head. */
+int params_open_grads(struct model *m, int64_t unit);
+int params_close_grads(struct model *m, int64_t unit);
 void params_release(struct params *p);
 /* Base tensor name ("model.norm.weight") of a parameter that is no LoRA part: its name without PEFT's prefix. */
 const char *param_base_name(const struct param *p);

@@ -89,7 +89,7 @@ int model_new(struct model **out, const struct model_options *o, struct stream *
     m->s = s;
     m->planning = device->base == NULL;
     m->layers = xcalloc((unsigned long)m->c->L, sizeof *m->layers);
-    if ((rc = params_build(m, device, err)) != OK) goto out;
+    if ((rc = params_build(m, device, shared, err)) != OK) goto out;
     if ((rc = choose_attention(m, device, shared, host, err)) != OK) goto out;
     layout_row(m, device, host);
     linear_layout(m, device);
@@ -110,6 +110,8 @@ void model_free(struct model *m)
     layout_release(&m->layout);
     offload_close(m);
     params_release(&m->params);
+    zero_free(m->zero);
+    free(m->unit_first);
     free(m->layers);
     free(m);
 }
@@ -204,13 +206,22 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     m->train = true;
     double start = now_s();
     TRY(forward(m));
+    bool tied = m->head == m->embed;
+    TRY(params_open_grads(m, c->L + 1));
+    if (tied) TRY(params_open_grads(m, 0));
     TRY(head_run(m, m->x_out, scale, true, out));
+    TRY(params_close_grads(m, c->L + 1));
     double middle = now_s();
     for (int64_t i = c->L; i-- > 0;) {
         TRY(offload_get(m, i));
+        TRY(params_open_grads(m, i + 1));
         TRY(layer_bwd(m, &m->layers[i]));
+        TRY(params_close_grads(m, i + 1));
     }
+    if (!tied) TRY(params_open_grads(m, 0));
     if (m->embed->g) TRY(model_op(m, "embedding gradient", m->ops->embed_bwd(m->s, m->dt, m->embed->g, m->d, m->ids, m->Tl, c->C, c->V)));
+    TRY(params_close_grads(m, 0));
+    if (m->zero) TRY(zero_finish(m->zero, m->s, err));
     TRY(m->ops->stream_wait(m->s, err));
     out->forward_s += middle - start;
     out->backward_s += now_s() - middle;
@@ -244,7 +255,7 @@ int model_last_logits(struct model *m, float *logits, struct error *err)
 int model_zero_grads(struct model *m, struct error *err)
 {
     m->err = err;
-    return model_op(m, "zero", m->ops->zero(m->s, m->params.flat_g, (size_t)m->params.n_flat * sizeof(float)));
+    return model_op(m, "zero", m->ops->zero(m->s, m->params.flat_g, (size_t)m->params.n_g * sizeof(float)));
 }
 
 int model_weights_changed(struct model *m, struct error *err)

@@ -68,7 +68,8 @@ struct model_loss {
 /* Sets the micro-batch: the whole group's row; cuts out this rank's tokens. Borrowed only during the call. Dropout's bits depend on
  * the spec's seed, row->epoch, row->index and the token's place in the row alone: not on the ranks, nor on what ran before. */
 int model_row(struct model *m, const struct row *row, struct error *err);
-/* Forward and backward of the current row; gradients of scale * loss_sum are added to flat_g. out is added to (zero it first). */
+/* Forward and backward of the current row; gradients of scale * loss_sum are added to flat_g (with
+ * ZeRO 2, summed over all ranks: collective). out is added to (zero it first). */
 int model_forward_backward(struct model *m, double scale, struct model_loss *out, struct error *err);
 /* Forward only, no dropout; touches no gradient and no state that training sees. */
 int model_eval(struct model *m, struct model_loss *out, struct error *err);

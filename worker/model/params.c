@@ -107,8 +107,42 @@ static int add_layer(struct model *m, struct targets *t, int64_t i, struct error
     return OK;
 }
 
+/* The flat vector's range of a unit. Tied, the embedding is open from the head's backward to its own, untied the two never meet. */
+static struct zero_unit unit_range(const struct model *m, int64_t unit)
+{
+    const struct params *p = &m->params;
+    int64_t last = m->c->L + 1, from = -1, to = 0;
+    for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++) {
+        if (!p->v[i].trained) continue;
+        if (from < 0) from = p->v[i].at;
+        to = p->v[i].at + p->v[i].n;
+    }
+    return (struct zero_unit){ from < 0 ? 0 : from, from < 0 ? 0 : to - from, unit == 0 ? 0 : unit < last ? 1 + (int)(unit % 2) : m->head == m->embed ? 3 : 0 };
+}
+
+/* Whole gradients, or with ZeRO 2 a shard and buckets. */
+static int take_grads(struct model *m, struct arena *device, struct arena *shared, struct error *err)
+{
+    struct params *p = &m->params;
+    p->n_g = p->n_flat;
+    if (m->spec->zero_stage < 2 || m->mesh->world == 1) {
+        p->flat_g = arena_take(device, MEM_GRADIENTS, DT_F32, p->n_flat, 0, 0, 0, "gradients");
+        return OK;
+    }
+    int n = (int)m->c->L + 2;
+    struct zero_unit *units = xmalloc((unsigned long)n * sizeof *units);
+    for (int i = 0; i < n; i++) units[i] = unit_range(m, i);
+    int64_t hi;
+    zero_shard(m->mesh, 2, p->n_flat, &p->g_at, &hi);
+    p->n_g = hi - p->g_at;
+    int rc = zero_new(&m->zero, m->ops, m->mesh, p->n_flat, units, n, device, shared, err);
+    if (rc == OK) p->flat_g = zero_gradients(m->zero);
+    free(units);
+    return rc;
+}
+
 /* Places: the flat vector, then the frozen tensors one by one. */
-static void place(struct model *m, struct arena *device)
+static int place(struct model *m, struct arena *device, struct arena *shared, struct error *err)
 {
     struct params *p = &m->params;
     for (int64_t i = 0; i < p->n; i++) {
@@ -122,18 +156,37 @@ static void place(struct model *m, struct arena *device)
     int64_t step = FLAT_ALIGN * (int64_t)m->mesh->world;
     p->n_flat = (p->n_flat + step - 1) / step * step;
     p->flat_w = arena_take(device, MEM_WEIGHTS, p->dt, p->n_flat, 0, 0, 0, "weights.trained");
-    p->flat_g = arena_take(device, MEM_GRADIENTS, DT_F32, p->n_flat, 0, 0, 0, "gradients");
+    TRY(take_grads(m, device, shared, err));
     for (int64_t i = 0; i < p->n; i++) {
         struct param *q = &p->v[i];
         if (!q->trained) q->w = arena_take(device, MEM_WEIGHTS, q->dt, q->dim[0], q->dim[1], 0, 0, "%s", q->name);
         else if (p->flat_w) {
             q->w = (char *)p->flat_w + q->at * (int64_t)dtype_size(p->dt);
-            q->g = p->flat_g + q->at;
+            q->g = m->zero ? NULL : p->flat_g + q->at;
         }
     }
+    return OK;
 }
 
-int params_build(struct model *m, struct arena *device, struct error *err)
+int params_open_grads(struct model *m, int64_t unit)
+{
+    if (!m->zero) return OK;
+    float *g;
+    TRY(zero_open(m->zero, m->s, (int)unit, &g, m->err));
+    int64_t at = unit_range(m, unit).at;
+    for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++)
+        if (m->params.v[i].trained) m->params.v[i].g = g + (m->params.v[i].at - at);
+    return OK;
+}
+
+int params_close_grads(struct model *m, int64_t unit)
+{
+    if (!m->zero) return OK;
+    for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++) m->params.v[i].g = NULL;
+    return zero_close(m->zero, m->s, (int)unit, m->err);
+}
+
+int params_build(struct model *m, struct arena *device, struct arena *shared, struct error *err)
 {
     const struct model_config *c = m->c;
     struct params *p = &m->params;
@@ -147,15 +200,20 @@ int params_build(struct model *m, struct arena *device, struct error *err)
     /* With a tied head the two are one tensor, unless an adapter trains one of them whole: then each has its own. */
     bool untie = c->tied && m->lora && (targets_saved(&t, "model.embed_tokens") || targets_saved(&t, "lm_head"));
     m->embed = add_base(m, &t, "model.embed_tokens", "weight", c->V, c->C, INIT_NORMAL);
-    for (int64_t i = 0; i < c->L && rc == OK; i++) rc = add_layer(m, &t, i, err);
+    m->unit_first = xcalloc((unsigned long)c->L + 3, sizeof *m->unit_first);
+    for (int64_t i = 0; i < c->L && rc == OK; i++) {
+        m->unit_first[i + 1] = p->n;
+        rc = add_layer(m, &t, i, err);
+    }
+    m->unit_first[c->L + 1] = p->n;
     m->norm = add_base(m, &t, "model.norm", "weight", c->C, 0, INIT_ONE);
     m->head = m->embed;
     if (!c->tied || untie) m->head = add_base(m, &t, "lm_head", "weight", c->V, c->C, untie ? INIT_COPY : INIT_NORMAL);
     if (untie) m->head->source = m->embed - p->v;
     if (rc == OK && m->lora) rc = targets_all_used(&t, err);
     targets_release(&t);
-    if (rc == OK) place(m, device);
-    return rc;
+    m->unit_first[c->L + 2] = p->n;
+    return rc == OK ? place(m, device, shared, err) : rc;
 }
 
 void params_release(struct params *p)

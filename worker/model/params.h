@@ -35,7 +35,8 @@ struct params {
     enum dtype dt;
     int64_t n_flat, n_trained, n_total;     /* n_trained, n_total: elements without padding */
     void *flat_w;               /* [n_flat] dt */
-    float *flat_g;              /* [n_flat] f32 */
+    float *flat_g;              /* [n_g] f32: elements g_at … of the vector; all of it, or with ZeRO 2 this rank's shard */
+    int64_t g_at, n_g;
 };
 
 struct param *params_find(const struct params *p, const char *name);    /* NULL if there is none */

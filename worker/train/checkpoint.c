@@ -47,9 +47,10 @@ static float *state_of(const struct optimizer *o, int i, int64_t *n)
     }
 }
 
-/* A shard is written by its first holder: without ZeRO, rank 0 holds all of it. */
-static bool writes_shard(const struct run *r) { return r->job.mesh.rank == 0; }
-static int shards(const struct run *r) { (void)r; return 1; }
+/* With ZeRO every rank writes what it owns; without, rank 0 holds all of it. */
+static bool sharded(const struct run *r) { return r->spec->zero_stage > 0; }
+static bool writes_shard(const struct run *r) { return sharded(r) || r->job.mesh.rank == 0; }
+static int shards(const struct run *r) { return sharded(r) ? r->job.mesh.world : 1; }
 
 static int save_optimizer(struct run *r, const char *dir, struct error *err)
 {
@@ -67,7 +68,7 @@ static int save_optimizer(struct run *r, const char *dir, struct error *err)
     char from[32];
     (void)snprintf(from, sizeof from, "%" PRId64, o->lo);
     const char *const meta[] = { "from", from, NULL };
-    char *path = xasprintf("%s/optimizer-%05d-of-%05d.safetensors", dir, 1, shards(r));
+    char *path = xasprintf("%s/optimizer-%05d-of-%05d.safetensors", dir, sharded(r) ? r->job.mesh.rank + 1 : 1, shards(r));
     int rc = safetensors_write(path, t, n, meta, err);
     free(path);
     return rc;

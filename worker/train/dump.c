@@ -121,11 +121,33 @@ static int write_files(struct run *r, const struct rows *d, const struct step_re
     return rc;
 }
 
+/* Gradients in shards (ZeRO 2) are brought together on the host for as long as they are written. */
+static int gather_grads(struct run *r, float **whole, struct error *err)
+{
+    struct params *p = model_params(r->job.model);
+    if (p->n_g == p->n_flat) return OK;
+    *whole = xmalloc((unsigned long)p->n_flat * sizeof **whole);
+    int rc = comm_all_gather(r->job.mesh.all, r->job.stream, DT_F32, *whole, p->flat_g, p->n_g, err);
+    for (int64_t i = 0; i < p->n; i++)
+        if (p->v[i].trained) p->v[i].g = *whole + p->v[i].at;
+    return rc;
+}
+
+static void scatter_grads(struct run *r, float *whole)
+{
+    struct params *p = model_params(r->job.model);
+    for (int64_t i = 0; i < p->n && whole; i++) p->v[i].g = NULL;
+    free(whole);
+}
+
 int dump_step(struct run *r, const struct step_result *result, double weight, struct error *err)
 {
     struct rows d = { 0 };
+    float *whole = NULL;
     int rc = gather(r, &d, err);
+    if (rc == OK) rc = gather_grads(r, &whole, err);
     if (rc == OK && r->job.mesh.rank == 0) rc = write_files(r, &d, result, weight, err);
+    scatter_grads(r, whole);
     rows_release(&d);
     return run_agree(r, rc, err);
 }

@@ -3,6 +3,7 @@
 #define RM_WORKER_TRAIN_JOB_H
 
 #include "worker/model/model.h"
+#include "worker/parallel/zero.h"
 #include "worker/train/batch.h"
 #include "worker/train/optimizer.h"
 

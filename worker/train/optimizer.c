@@ -59,7 +59,7 @@ int optimizer_start(struct optimizer *o, struct stream *s, struct error *err)
 int optimizer_sumsq(struct optimizer *o, struct stream *s, double *sum, struct error *err)
 {
     int rc = o->ops->zero(s, o->sumsq, sizeof *o->sumsq);
-    if (rc == OK) rc = o->ops->sumsq(s, o->sumsq, o->params->flat_g + o->lo, o->hi - o->lo);
+    if (rc == OK) rc = o->ops->sumsq(s, o->sumsq, o->params->flat_g + (o->lo - o->params->g_at), o->hi - o->lo);
     if (rc == OK) rc = o->ops->copy(s, sum, o->sumsq, sizeof *sum);
     if (rc != OK) return op_status(o, s, rc, "gradient norm", err);
     return o->ops->stream_wait(s, err);
@@ -73,7 +73,7 @@ int optimizer_step(struct optimizer *o, struct stream *s, float gscale, double l
         const struct opt_range *r = &o->ranges[i];
         float *w32 = o->master ? o->master + (r->at - o->lo) : (float *)p->flat_w + r->at;
         bf16 *w16 = o->master ? (bf16 *)p->flat_w + r->at : NULL;
-        int rc = o->ops->adamw(s, w32, w16, o->m + r->state, o->v + r->state, p->flat_g + r->at, r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
+        int rc = o->ops->adamw(s, w32, w16, o->m + r->state, o->v + r->state, p->flat_g + (r->at - p->g_at), r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
                                r->decay ? o->decay : 0, o->t);
         if (rc != OK) return op_status(o, s, rc, "adamw", err);
     }

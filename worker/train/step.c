@@ -34,11 +34,25 @@ static int sweep(struct run *r, double scale, struct model_loss *loss, struct er
     return rc;
 }
 
-static int reduce_grads(struct run *r, struct error *err)
+/* With ZeRO 2 backward has done it; with ZeRO 1 only this rank's shard needs the sums, unless all of them are to be written. */
+static int reduce_grads(struct run *r, bool whole, struct error *err)
 {
     struct job *j = &r->job;
     const struct params *p = model_params(j->model);
-    return j->mesh.world > 1 ? comm_all_reduce(j->mesh.all, j->stream, DT_F32, p->flat_g, p->n_flat, err) : OK;
+    int64_t stage = j->spec->zero_stage, n = j->opt->hi - j->opt->lo;
+    if (j->mesh.world == 1 || stage >= 2) return OK;
+    if (stage == 0 || whole) return comm_all_reduce(j->mesh.all, j->stream, DT_F32, p->flat_g, p->n_flat, err);
+    return comm_reduce_scatter(j->mesh.all, j->stream, DT_F32, p->flat_g + j->opt->lo, p->flat_g, n, err);
+}
+
+/* Every rank has updated its shard of the weights; now all have all of them. */
+static int gather_weights(struct run *r, struct error *err)
+{
+    struct job *j = &r->job;
+    const struct params *p = model_params(j->model);
+    if (j->mesh.world == 1 || j->spec->zero_stage == 0) return OK;
+    const char *mine = (const char *)p->flat_w + (size_t)j->opt->lo * dtype_size(p->dt);
+    return comm_all_gather(j->mesh.all, j->stream, p->dt, p->flat_w, mine, j->opt->hi - j->opt->lo, err);
 }
 
 static int reduce_loss(struct run *r, const struct model_loss *loss, const struct totals *t, struct step_result *out, struct error *err)
@@ -61,6 +75,7 @@ static int update(struct run *r, const struct totals *t, struct step_result *out
     struct job *j = &r->job;
     double sumsq = 0, max_norm = r->spec->max_grad_norm;
     int rc = optimizer_sumsq(j->opt, j->stream, &sumsq, err);
+    if (rc == OK && j->spec->zero_stage > 0) rc = run_sum(r, j->mesh.all, &sumsq, 1, err);
     if (rc != OK) return rc;
     out->grad_norm = sqrt(sumsq);
     out->skipped = !isfinite(out->grad_norm) || t->weight <= 0;
@@ -70,6 +85,7 @@ static int update(struct run *r, const struct totals *t, struct step_result *out
     }
     double clip = max_norm > 0 ? fmin(1.0, max_norm / (out->grad_norm + 1e-6)) : 1.0;      /* as torch.nn.utils.clip_grad_norm_ */
     rc = optimizer_step(j->opt, j->stream, (float)clip, out->lr, err);
+    if (rc == OK) rc = gather_weights(r, err);
     if (rc == OK) rc = model_weights_changed(j->model, err);
     if (rc == OK) rc = j->ops->stream_wait(j->stream, err);
     return rc;
@@ -94,10 +110,11 @@ int step_run(struct run *r, struct step_result *out, struct error *err)
     at[2] = now_s();
 
     link_step(r->link, out->step, "reduce");
-    if (rc == OK) rc = reduce_grads(r, err);
+    bool dump = r->spec->debug_dump && out->step == 1;
+    if (rc == OK) rc = reduce_grads(r, dump, err);
     if (rc == OK) rc = reduce_loss(r, &loss, &t, out, err);
     at[3] = now_s();
-    if (rc == OK && out->step == 1 && r->spec->debug_dump) rc = dump_step(r, out, t.weight, err);
+    if (rc == OK && dump) rc = dump_step(r, out, t.weight, err);
 
     link_step(r->link, out->step, "optimizer");
     double before = now_s();

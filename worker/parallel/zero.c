@@ -1,0 +1,106 @@
+#include "worker/parallel/zero.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS_MAX = 8 };
+
+struct zero {
+    const struct kernel_ops *ops;
+    const struct mesh *m;
+    int64_t n_flat, lo, hi;
+    struct zero_unit *units;
+    int n_units;
+    float *shard;                       /* [hi-lo] */
+    float *bucket[BUCKETS_MAX];         /* in comm_memory */
+    struct comm_hop *pending[BUCKETS_MAX];
+    int64_t *cuts;                      /* [world+1] */
+};
+
+void zero_shard(const struct mesh *m, int stage, int64_t n, int64_t *lo, int64_t *hi)
+{
+    *lo = 0;
+    *hi = n;
+    if (stage == 0) return;
+    assert(n % m->world == 0);
+    *lo = n / m->world * m->rank;
+    *hi = *lo + n / m->world;
+}
+
+int zero_new(struct zero **out, const struct kernel_ops *ops, const struct mesh *m, int64_t n_flat, const struct zero_unit *units, int n_units,
+             struct arena *device, struct arena *shared, struct error *err)
+{
+    (void)err;
+    struct zero *z = *out = xcalloc(1, sizeof *z);
+    *z = (struct zero){ .ops = ops, .m = m, .n_flat = n_flat, .n_units = n_units };
+    zero_shard(m, 2, n_flat, &z->lo, &z->hi);
+    z->units = xmalloc((unsigned long)n_units * sizeof *units);
+    memcpy(z->units, units, (unsigned long)n_units * sizeof *units);
+    z->cuts = xmalloc((unsigned long)(m->world + 1) * sizeof *z->cuts);
+    z->shard = arena_take(device, MEM_GRADIENTS, DT_F32, z->hi - z->lo, 0, 0, 0, "gradients.shard");
+    for (int b = 0; b < BUCKETS_MAX; b++) {
+        int64_t most = 0;
+        for (int i = 0; i < n_units; i++)
+            if (units[i].bucket == b && units[i].n > most) most = units[i].n;
+        if (most > 0) z->bucket[b] = arena_take(shared, MEM_GRADIENTS, DT_F32, most, 0, 0, 0, "gradients.bucket%d", b);
+    }
+    return OK;
+}
+
+void zero_free(struct zero *z)
+{
+    if (z == NULL) return;
+    free(z->units);
+    free(z->cuts);
+    free(z);
+}
+
+float *zero_gradients(struct zero *z) { return z->shard; }
+
+static int settle(struct zero *z, struct stream *s, int bucket, struct error *err)
+{
+    struct comm_hop *h = z->pending[bucket];
+    z->pending[bucket] = NULL;
+    return comm_hop_wait(z->m->all, s, h, err);
+}
+
+/* The oldest first, as comm.h wants it: buckets are closed in turn, so at most a few are under way. */
+int zero_open(struct zero *z, struct stream *s, int unit, float **grads, struct error *err)
+{
+    const struct zero_unit *u = &z->units[unit];
+    assert(unit >= 0 && unit < z->n_units);
+    *grads = z->bucket[u->bucket];
+    if (u->n == 0) return OK;
+    int rc = settle(z, s, u->bucket, err);
+    if (rc == OK && (rc = z->ops->zero(s, *grads, (size_t)u->n * sizeof **grads)) != OK) rc = error_set(err, (enum status)rc, "zero: %s", z->ops->error(s));
+    return rc;
+}
+
+int zero_close(struct zero *z, struct stream *s, int unit, struct error *err)
+{
+    const struct zero_unit *u = &z->units[unit];
+    if (u->n == 0) return OK;
+    int64_t per = z->n_flat / z->m->world, end = u->at + u->n;
+    for (int p = 0; p <= z->m->world; p++) z->cuts[p] = per * p < u->at ? u->at : per * p > end ? end : per * p;
+    float *out = z->shard + (z->cuts[z->m->rank] > z->lo ? z->cuts[z->m->rank] - z->lo : 0);
+    assert(z->pending[u->bucket] == NULL);
+    return comm_reduce_pieces_start(z->m->all, s, out, z->bucket[u->bucket], z->cuts, &z->pending[u->bucket], err);
+}
+
+int zero_finish(struct zero *z, struct stream *s, struct error *err)
+{
+    int rc = OK;
+    for (int b = 0; b < BUCKETS_MAX && rc == OK; b++) rc = settle(z, s, b, err);
+    return rc;
+}
+
+int64_t zero_sent_per_sweep(const struct zero *z)
+{
+    int64_t elements = 0;
+    for (int i = 0; i < z->n_units; i++) {
+        int64_t from = z->units[i].at, to = from + z->units[i].n, a = from > z->lo ? from : z->lo, b = to < z->hi ? to : z->hi;
+        elements += to - from - (b > a ? b - a : 0);
+    }
+    return elements * (int64_t)sizeof(float);
+}

@@ -1,0 +1,39 @@
+/* zero.h - ZeRO: what every rank would hold alike is cut over all ranks (Rajbhandari et al. 2020, arXiv 1910.02054).
+ *
+ *   stage 1   optimizer state     gradients are reduce-scattered, updated weights all-gathered            (train/step.c)
+ *   stage 2   and gradients       a unit's gradients live in a bucket only while they are computed; then they are summed into the
+ *                                 owners' shards in the background while backward goes on
+ * A rank's shard is an even range [lo, hi) of the flat vector of trained parameters (model/params.h). A unit is a run of neighbouring parameters
+ * used together: the embedding, each layer, final norm and head. Every micro-step adds to the shard: nothing is dropped. */
+#ifndef RM_WORKER_PARALLEL_ZERO_H
+#define RM_WORKER_PARALLEL_ZERO_H
+
+#include "worker/arena.h"
+#include "worker/parallel/mesh.h"
+
+struct zero;
+
+struct zero_unit {
+    int64_t at, n;              /* in the flat vector; n may be 0 (nothing trained) */
+    int bucket;                 /* units that are never open together may share one */
+};
+
+/* This rank's shard of a flat vector of n elements (a multiple of world): all of it at stage 0. */
+void zero_shard(const struct mesh *m, int stage, int64_t n, int64_t *lo, int64_t *hi);
+
+/* Stage 2 and up. units are copied; n_flat a multiple of world. Takes the shard of gradients from device, buckets from shared. */
+int zero_new(struct zero **z, const struct kernel_ops *ops, const struct mesh *m, int64_t n_flat, const struct zero_unit *units, int n_units,
+             struct arena *device, struct arena *shared, struct error *err);
+void zero_free(struct zero *z);
+/* f32 [hi-lo]: sums over all ranks and micro-steps once zero_finish has returned. */
+float *zero_gradients(struct zero *z);
+/* The unit's gradients, zeroed: element `at` of the flat vector is [0]. Waits for an earlier unit of the same bucket. */
+int zero_open(struct zero *z, struct stream *s, int unit, float **grads, struct error *err);
+/* They are complete: off to their owners. */
+int zero_close(struct zero *z, struct stream *s, int unit, struct error *err);
+/* All have arrived. */
+int zero_finish(struct zero *z, struct stream *s, struct error *err);
+/* Bytes a rank sends for the gradients of one micro-step; all ranks together send (world-1) * n_flat * 4. */
+int64_t zero_sent_per_sweep(const struct zero *z);
+
+#endif
