@@ -9,5 +9,7 @@ struct verb {
 
 int verb_plan(int argc, char **argv);
 int verb_devices(int argc, char **argv);
+int verb_merge(int argc, char **argv);
+int verb_sample(int argc, char **argv);
 
 #endif
