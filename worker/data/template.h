@@ -17,6 +17,8 @@ void rendered_release(struct rendered *r);
 
 /* name: auto (model_dir's chat_template.jinja or tokenizer_config.json, else a built-in one that fits its special tokens), chatml, llama3. */
 int template_open(struct chat_template **t, const char *model_dir, const char *name, const struct tokenizer *tok, struct error *err);
+/* From a file that is the template itself; special tokens come with the context. */
+int template_open_file(struct chat_template **t, const char *path, struct error *err);
 void template_free(struct chat_template *t);
 /* Renders into *out (emptied first). tools: V_LIST or V_UNDEFINED. context: more variables, V_DICT or V_UNDEFINED. A template's
  * own refusal (raise_exception) and any other failure of it is E_INVALID with its words. Thread-safe. */
