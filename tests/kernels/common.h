@@ -85,6 +85,7 @@ static inline double rel_norm(enum dtype dt, const void *a, const double *want, 
 
 static inline int run_suite(const char *name, void (*add)(TCase *tc))
 {
+    kernel_cpu_threads(1);                              /* tests of several threads say so */
     Suite *suite = suite_create(name);
     TCase *tc = tcase_create(name);
     tcase_set_timeout(tc, 120);
