@@ -10,7 +10,9 @@
 
 #define NONE UINT32_MAX
 #define SCAN_MAX 48                     /* symbols; longer words use the heap */
+#define PARTS_MIN 12                    /* symbols; shorter words are not looked at for parts */
 #define WORD_MAX (1u << 30)             /* bytes */
+#define JOIN_BITS (1u << 20)
 #define CACHE_SLOTS (1u << 15)
 #define CACHE_KEY 30
 #define CACHE_IDS 7
@@ -37,18 +39,18 @@ struct bpe {
     char *prefix, *suffix;
     int32_t byte_id[256];               /* id of the byte's spelling or -1 */
     int32_t fallback_id[256];           /* id of <0xXX> or -1 */
+    uint64_t *joins;                    /* bits by hash_pair of two characters' ids: some merge joins them. NULL: not known */
 };
 
 struct cached { uint32_t hash; uint8_t len, n; char key[CACHE_KEY]; int32_t ids[CACHE_IDS]; };
 
-struct symbol { int32_t id, prev, next; bool live; };
-struct waiting { int32_t rank, pos, id; };
+struct symbol { int32_t id, prev, next, rank, made; };         /* rank, made: of the merge with the next; INT_MAX: none, or not live */
 
 struct bpe_space {
     struct cached *cache;
     struct bytes spelled;
     struct symbol *symbols;
-    struct waiting *heap;
+    uint64_t *heap;                     /* rank << 32 | position */
     size_t symbol_cap, heap_cap, heap_n;
     int32_t *start;                     /* ids of the single characters */
     size_t start_cap;
@@ -149,6 +151,7 @@ void bpe_free(struct bpe *m)
     free(m->tokens);
     free(m->slots);
     free(m->merges);
+    free(m->joins);
     free(m->prefix);
     free(m->suffix);
     free(m);
@@ -227,6 +230,33 @@ int bpe_add_merge(struct bpe *m, const char *left, size_t left_len, const char *
     return OK;
 }
 
+/* Two characters that no merge joins part the word: nothing to their left ever meets anything to their right. So a text without
+ * blanks to split at (Metaspace, split false) still falls into words. Not with merges of unk or byte tokens, whose spelling is not
+ * the text's. */
+static void find_joins(struct bpe *m)
+{
+    if (m->prefix || m->suffix) return;
+    uint64_t *joins = xcalloc(JOIN_BITS / 64, sizeof *joins);
+    bool *foreign = xcalloc((unsigned long)m->size + 1, sizeof *foreign);
+    if (m->unk >= 0) foreign[m->unk] = true;
+    for (int b = 0; b < 256; b++) if (m->fallback_id[b] >= 0) foreign[m->fallback_id[b]] = true;
+    for (uint32_t i = 0; i <= m->merge_mask; i++) {
+        const struct merge *g = &m->merges[i];
+        if (g->left == NONE) continue;
+        const struct token *left = &m->tokens[g->left], *right = &m->tokens[g->right];
+        if (foreign[g->left] || foreign[g->right] || left->len == 0 || right->len == 0) { free(joins); joins = NULL; break; }
+        const char *l = m->pool.v + left->at, *r = m->pool.v + right->at;
+        uint32_t cp;
+        size_t l_at = utf8_prev(l, left->len, &cp), r_len = utf8_next(r, &cp);
+        int32_t a = bpe_id(m, l + l_at, left->len - l_at), b = bpe_id(m, r, r_len);
+        if (a < 0 || b < 0) continue;                           /* no text gets there */
+        uint32_t h = hash_pair((uint32_t)a, (uint32_t)b) % JOIN_BITS;
+        joins[h / 64] |= UINT64_C(1) << h % 64;
+    }
+    free(foreign);
+    m->joins = joins;
+}
+
 int bpe_ready(struct bpe *m, const struct bpe_options *o, bool bytes, struct error *err)
 {
     char text[8];
@@ -248,6 +278,7 @@ int bpe_ready(struct bpe *m, const struct bpe_options *o, bool bytes, struct err
         m->fallback_id[b] = bpe_id(m, text, 6);
     }
     for (int b = 0; b < 256 && bytes; b++) assert(m->byte_id[b] >= 0);
+    find_joins(m);
     return OK;
 }
 
@@ -368,41 +399,42 @@ static size_t merge_scan(const struct bpe *m, int32_t *id, size_t n)
     return n;
 }
 
-static bool sooner(struct waiting a, struct waiting b) { return a.rank != b.rank ? a.rank < b.rank : a.pos < b.pos; }
-
-static void heap_push(struct bpe_space *s, struct waiting w)
+static void heap_push(struct bpe_space *s, uint64_t key)
 {
     if (s->heap_n == s->heap_cap) {
         s->heap_cap = s->heap_cap ? s->heap_cap * 2 : 256;
         s->heap = xrealloc(s->heap, s->heap_cap * sizeof *s->heap);
     }
     size_t i = s->heap_n++;
-    for (; i > 0 && sooner(w, s->heap[(i - 1) / 2]); i = (i - 1) / 2) s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = w;
+    for (; i > 0 && key < s->heap[(i - 1) / 4]; i = (i - 1) / 4) s->heap[i] = s->heap[(i - 1) / 4];
+    s->heap[i] = key;
 }
 
-static struct waiting heap_pop(struct bpe_space *s)
+static uint64_t heap_pop(struct bpe_space *s)
 {
-    struct waiting top = s->heap[0], w = s->heap[--s->heap_n];
+    uint64_t top = s->heap[0], key = s->heap[--s->heap_n];
     size_t i = 0, n = s->heap_n;
-    for (size_t k = 1; k < n; k = 2 * i + 1) {
-        if (k + 1 < n && sooner(s->heap[k + 1], s->heap[k])) k++;
-        if (!sooner(s->heap[k], w)) break;
-        s->heap[i] = s->heap[k];
-        i = k;
+    for (size_t first = 1; first < n; first = 4 * i + 1) {
+        size_t least = first, end = first + 4 < n ? first + 4 : n;
+        for (size_t k = first + 1; k < end; k++) if (s->heap[k] < s->heap[least]) least = k;
+        if (s->heap[least] >= key) break;
+        s->heap[i] = s->heap[least];
+        i = least;
     }
-    if (n) s->heap[i] = w;
+    if (n) s->heap[i] = key;
     return top;
 }
 
 static void consider(const struct bpe *m, struct bpe_space *s, int32_t pos)
 {
-    const struct symbol *a = &s->symbols[pos];
-    if (a->next < 0) return;
-    const struct merge *g = find_merge(m, a->id, s->symbols[a->next].id);
-    if (g) heap_push(s, (struct waiting){ g->rank, pos, g->id });
+    struct symbol *a = &s->symbols[pos];
+    const struct merge *g = a->next < 0 ? NULL : find_merge(m, a->id, s->symbols[a->next].id);
+    a->rank = g ? g->rank : INT_MAX;
+    a->made = g ? g->id : -1;
+    if (g) heap_push(s, (uint64_t)g->rank << 32 | (uint32_t)pos);
 }
 
+/* Long words: a heap of pairs by rank, then position. An entry whose rank is no longer its position's is out of date. */
 static size_t merge_heap(const struct bpe *m, struct bpe_space *s, int32_t *id, size_t n)
 {
     if (n > s->symbol_cap) {
@@ -410,25 +442,40 @@ static size_t merge_heap(const struct bpe *m, struct bpe_space *s, int32_t *id, 
         free(s->symbols);
         s->symbols = xmalloc(s->symbol_cap * sizeof *s->symbols);
     }
-    for (size_t i = 0; i < n; i++) s->symbols[i] = (struct symbol){ id[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1, true };
+    for (size_t i = 0; i < n; i++) s->symbols[i] = (struct symbol){ id[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1, INT_MAX, -1 };
     s->heap_n = 0;
     for (size_t i = 0; i + 1 < n; i++) consider(m, s, (int32_t)i);
     while (s->heap_n) {
-        struct waiting w = heap_pop(s);
-        struct symbol *a = &s->symbols[w.pos];
-        if (!a->live || a->next < 0) continue;
+        uint64_t key = heap_pop(s);
+        int32_t pos = (int32_t)(uint32_t)key;
+        struct symbol *a = &s->symbols[pos];
+        if ((uint64_t)a->rank != key >> 32) continue;
         struct symbol *b = &s->symbols[a->next];
-        const struct merge *g = find_merge(m, a->id, b->id);
-        if (g == NULL || g->id != w.id) continue;               /* the pair has changed since */
-        a->id = w.id;
+        a->id = a->made;
         a->next = b->next;
-        b->live = false;
-        if (a->next >= 0) s->symbols[a->next].prev = w.pos;
+        b->rank = INT_MAX;
+        if (a->next >= 0) s->symbols[a->next].prev = pos;
         if (a->prev >= 0) consider(m, s, a->prev);
-        consider(m, s, w.pos);
+        consider(m, s, pos);
     }
     size_t out = 0;
     for (int32_t i = 0; i >= 0; i = s->symbols[i].next) id[out++] = s->symbols[i].id;
+    return out;
+}
+
+static size_t merge(const struct bpe *m, struct bpe_space *s, int32_t *id, size_t n)
+{
+    if (n <= PARTS_MIN || m->joins == NULL) return n <= SCAN_MAX ? merge_scan(m, id, n) : merge_heap(m, s, id, n);
+    size_t out = 0;
+    for (size_t from = 0, to; from < n; from = to) {
+        for (to = from + 1; to < n; to++) {
+            uint32_t h = hash_pair((uint32_t)id[to - 1], (uint32_t)id[to]) % JOIN_BITS;
+            if (!(m->joins[h / 64] >> h % 64 & 1)) break;
+        }
+        size_t k = to - from <= SCAN_MAX ? merge_scan(m, id + from, to - from) : merge_heap(m, s, id + from, to - from);
+        if (out != from) memmove(id + out, id + from, k * sizeof *id);
+        out += k;
+    }
     return out;
 }
 
@@ -472,7 +519,7 @@ int bpe_encode(const struct bpe *m, struct bpe_space *s, const char *word, size_
     }
     if (m->bytes) for (size_t i = 0; i < len; i++) s->start[n++] = m->byte_id[(unsigned char)word[i]];
     else n = split_characters(m, s, word, len);
-    n = n <= SCAN_MAX ? merge_scan(m, s->start, n) : merge_heap(m, s, s->start, n);
+    n = merge(m, s, s->start, n);
 done:
     ids_add_all(out, s->start, n);
     if (slot && n <= CACHE_IDS) {
