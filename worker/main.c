@@ -34,6 +34,7 @@ static const struct verb verbs[] = {
     { "--devices", "", "prints what ranks can run on, as JSON", verb_devices },
     { "--merge", "ADAPTER OUTPUT [--base MODEL]", "folds an adapter into its base model", verb_merge },
     { "--sample", "CHECKPOINT --prompt TEXT [--max_new_tokens N] [--temperature T] [--seed N]", "continues a text", verb_sample },
+    { "--tokenize", "--model DIR [--no-special] [--decode]", "JSONL of texts or conversations to token ids, or back", verb_tokenize },
 };
 enum { VERBS = (int)(sizeof verbs / sizeof verbs[0]) };
 

@@ -11,5 +11,6 @@ int verb_plan(int argc, char **argv);
 int verb_devices(int argc, char **argv);
 int verb_merge(int argc, char **argv);
 int verb_sample(int argc, char **argv);
+int verb_tokenize(int argc, char **argv);        /* worker/data/tokenize.c */
 
 #endif

@@ -1,7 +1,6 @@
 /* nul.c - see nul.h. */
 #include "worker/data/nul.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const char hidden[] = "\xC0\x80";
@@ -35,30 +34,4 @@ size_t nul_show(char *s)
     }
     s[k] = '\0';
     return k;
-}
-
-char *nul_hide(const char *s, size_t len)
-{
-    struct bytes out = { 0 };
-    for (size_t i = 0; i < len; i++) {
-        if (s[i]) bytes_add_char(&out, s[i]);
-        else bytes_add(&out, hidden, 2);
-    }
-    bytes_add_char(&out, '\0');
-    return out.v;
-}
-
-char *nul_line(const cJSON *value)
-{
-    char *line = json_line(value);
-    struct bytes out = { 0 };
-    if (strstr(line, hidden) == NULL) return line;
-    for (const char *p = line; *p;) {
-        bool nul = p[0] == hidden[0] && p[1] == hidden[1];
-        bytes_add(&out, nul ? "\\u0000" : p, nul ? 6 : 1);
-        p += nul ? 2 : 1;
-    }
-    bytes_add_char(&out, '\0');
-    free(line);
-    return out.v;
 }

@@ -11,9 +11,5 @@
 int nul_parse(cJSON **out, const char *text, size_t len, const struct json_limits *lim, struct error *err);
 /* C0 80 becomes NUL, in place; returns the length. s[length] is NUL. */
 size_t nul_show(char *s);
-/* The text with C0 80 for each NUL, NUL-terminated, for a cJSON string. The caller frees. */
-char *nul_hide(const char *s, size_t len);
-/* As json_line, with \u0000 for each C0 80. The caller frees. */
-char *nul_line(const cJSON *value);
 
 #endif
