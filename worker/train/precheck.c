@@ -213,6 +213,7 @@ int plan_command(const char *spec_path, bool brief)
             problems_add(&p, "/eval_steps", "conflict", "eval_steps %lld needs something to evaluate: give val_dataset or split_dataset_ratio", (long long)spec.eval_steps);
         bool data_ok = p.n == before;
         check_writable(spec.output_dir, "/output_dir", &p);
+        if (spec.offload_dir) check_writable(spec.offload_dir, "/offload_dir", &p);
         if (spec.debug_dump) check_writable(spec.debug_dump, "/debug_dump", &p);
         if (spec.resume_from_checkpoint && checkpoint_check(spec.resume_from_checkpoint, &spec, &progress, &err) != OK)
             problems_add(&p, "/resume_from_checkpoint", status_name(err.code), "%s", err.text);

@@ -193,7 +193,8 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
     r->per_epoch = r->info.micro_per_epoch;
     r->steps = run_steps(r->spec, r->per_epoch);
     schedule_init(&r->schedule, r->spec, r->steps);
-    rc = j->ops->stream_new(&j->stream, r->spec->deterministic, err);
+    rc = r->spec->offload_dir ? make_dirs(r->spec->offload_dir, err) : OK;
+    if (rc == OK) rc = j->ops->stream_new(&j->stream, r->spec->deterministic, err);
     if (rc == OK) rc = take_memory(r, shared_bytes, err);
     if (rc != OK) return rc;
     if (max_T > j->max_T || max_docs > j->max_docs)
