@@ -57,8 +57,9 @@ static int dollar(struct reader *r)
     while (r->p < r->end && name_char(*r->p, n == 0)) { r->p++; n++; }
     if (brace) {
         if (r->end - r->p > 2 && (r->p[0] == ':' && r->p[1] == '-')) other = r->p + 2;
-        const char *close = memchr(r->p, '}', (size_t)(r->end - r->p));
-        if (close == NULL) { r->p = r->end; return put(r, from, (size_t)(r->end - from)); }
+        const char *close = r->p;
+        while (close < r->end && *close != '}') close++;
+        if (close == r->end) { r->p = r->end; return put(r, from, (size_t)(r->end - from)); }
         if (other) other_n = (size_t)(close - other);
         else if (close != r->p) n = 0;              /* ${x%y} and the like are beyond us */
         r->p = close + 1;

@@ -97,7 +97,8 @@ int verb_help(struct cli *c);
 int verb_completion(struct cli *c);
 int verb_version(struct cli *c);
 
-/* Runs `ringmaster-worker --plan` on a validated spec. *plan: its answer (the caller's), with "problems" where it refuses. */
-int cli_plan(struct cli *c, const cJSON *spec, cJSON **plan);
+/* Runs `ringmaster-worker --plan` on a validated spec. *plan: its answer (the caller's), with "problems" where it refuses; brief: without the
+ * list of buffers. */
+int cli_plan(struct cli *c, const cJSON *spec, bool brief, cJSON **plan);
 
 #endif

@@ -35,7 +35,7 @@ int verb_local(struct cli *c)
 }
 
 /* Runs the worker's plan on text; its stdout in *out. The spec goes through a memory file: nothing is left on disk. */
-static int ask_worker(struct cli *c, const char *text, char **out, size_t *len, int *status)
+static int ask_worker(struct cli *c, const char *text, bool brief, char **out, size_t *len, int *status)
 {
     int rc = CLI_FAILED, pipefd[2] = { -1, -1 }, mem = memfd_create("spec.json", 0);
     char *worker = worker_path(c), path[40];
@@ -54,7 +54,7 @@ static int ask_worker(struct cli *c, const char *text, char **out, size_t *len, 
         (void)dup2(pipefd[1], 1);
         (void)close(pipefd[0]);
         (void)close(pipefd[1]);
-        (void)execl(worker, worker, "--plan", path, (char *)NULL);
+        (void)execl(worker, worker, "--plan", path, brief ? "--brief" : (char *)NULL, (char *)NULL);
         _exit(127);
     }
     (void)close(pipefd[1]);
@@ -80,14 +80,14 @@ out:
     return rc;
 }
 
-int cli_plan(struct cli *c, const cJSON *spec, cJSON **plan)
+int cli_plan(struct cli *c, const cJSON *spec, bool brief, cJSON **plan)
 {
     char *text = json_line(spec), *out;
     size_t len;
     int status = 0;
     struct error err = { 0 };
     *plan = NULL;
-    int rc = ask_worker(c, text, &out, &len, &status);
+    int rc = ask_worker(c, text, brief, &out, &len, &status);
     if (rc == CLI_OK) {
         while (len > 0 && (out[len - 1] == '\n' || out[len - 1] == ' ')) len--;
         if (len == 0 || json_parse(plan, out, len, &json_limits_file, &err) != OK || !cJSON_IsObject(*plan)) {
@@ -107,18 +107,22 @@ int cli_plan(struct cli *c, const cJSON *spec, cJSON **plan)
 static void print_plan(const cJSON *plan)
 {
     char a[HUMAN];
-    const cJSON *ranks = json_get(plan, "ranks");
-    for (const cJSON *r = ranks ? ranks->child : NULL; r; r = r->next) {
-        (void)printf("rank %-4.0f %12s ", json_num(r, "rank", 0), human_bytes(a, json_num(r, "bytes", 0)));
-        const cJSON *by = json_get(r, "by_category");
-        for (const cJSON *v = by ? by->child : NULL; v; v = v->next) {
-            double n = 0;
-            if (json_number(v, &n) && n > 0) (void)printf("  %s %s", v->string, human_bytes(a, n));
-        }
+    const cJSON *ranks = json_get(plan, "ranks"), *parallel = json_get(plan, "parallel"), *warnings = json_get(plan, "warnings");
+    const char *why = json_str(parallel, "why"), *device = json_str(plan, "device"), *policy = json_str(plan, "policy");
+    (void)printf("device    %s\nparallel  %s; data parallel x %.0f\nrecompute %s\nsteps     %.0f\n\n%-24s", device ? device : "?", why ? why : "?", json_num(parallel, "dp", 1),
+                 policy ? policy : "?", json_num(plan, "steps", 0), "bytes per rank");
+    for (const cJSON *r = ranks ? ranks->child : NULL; r; r = r->next) (void)printf(" %7s %-4.0f", "rank", json_num(r, "rank", 0));
+    (void)printf("\n");
+    const cJSON *first = ranks && ranks->child ? json_get(ranks->child, "categories") : NULL;
+    for (const cJSON *v = first ? first->child : NULL; v; v = v->next) {
+        (void)printf("%-24s", v->string);
+        for (const cJSON *r = ranks->child; r; r = r->next) (void)printf(" %12s", human_bytes(a, json_num(json_get(r, "categories"), v->string, 0)));
         (void)printf("\n");
     }
-    if (json_num(plan, "max_steps", 0) > 0) (void)printf("steps %.0f\n", json_num(plan, "max_steps", 0));
-    const cJSON *warnings = json_get(plan, "warnings");
+    (void)printf("%-24s", "peak");
+    for (const cJSON *r = ranks ? ranks->child : NULL; r; r = r->next) (void)printf(" %12s", human_bytes(a, json_num(r, "peak_bytes", 0)));
+    (void)printf("\n");
+    if (json_num(plan, "limit_bytes", 0) > 0) (void)printf("%-24s %12s\n", "limit", human_bytes(a, json_num(plan, "limit_bytes", 0)));
     for (const cJSON *w = warnings ? warnings->child : NULL; w; w = w->next)
         if (cJSON_IsString(w)) (void)printf("warning: %s\n", w->valuestring);
 }
@@ -137,7 +141,7 @@ int verb_plan(struct cli *c)
     } else {
         normal = spec_json(&s);
         spec_release(&s);
-        rc = cli_plan(c, normal, &plan);
+        rc = cli_plan(c, normal, !c->json, &plan);
         if (rc == CLI_USAGE) rc = cli_print_problems(c, where, json_get(plan, "problems"));
         else if (rc == CLI_OK && c->json) {
             cli_print_json(plan);

@@ -32,6 +32,7 @@ struct run {
     bool hello;
     struct line_reader reader;
     struct step_line line;
+    double step_s;                      /* smoothed */
     double *share; int world;           /* newest communication share of each rank */
     char phase[64];
     int64_t seq, acked;
@@ -80,6 +81,9 @@ static void take_metrics(struct run *r, int64_t rank, const cJSON *m)
     r->line.tokens_per_s = json_num(m, "tokens_per_s", NAN);
     r->line.comm_share = n ? sum / n : NAN;
     r->line.eta_s = json_num(m, "eta_s", NAN);
+    double took = json_num(m, "step_s", NAN);
+    if (isfinite(took)) r->step_s = isfinite(r->step_s) ? 0.8 * r->step_s + 0.2 * took : took;
+    if (!isfinite(r->line.eta_s) && step > 1) r->line.eta_s = (double)(r->line.steps - step) * r->step_s;     /* the rank itself waits for a steadier figure */
     progress_step(&r->progress, &r->line);
 }
 
@@ -288,7 +292,7 @@ static int make_job_dir(struct run *r, const char *output_dir, const cJSON *norm
 
 int verb_run(struct cli *c)
 {
-    struct run r = { .c = c, .sock = -1, .began_s = monotonic_s(), .line = { .loss = NAN, .tokens_per_s = NAN, .comm_share = NAN, .eta_s = NAN } };
+    struct run r = { .c = c, .sock = -1, .began_s = monotonic_s(), .step_s = NAN, .line = { .loss = NAN, .tokens_per_s = NAN, .comm_share = NAN, .eta_s = NAN } };
     struct spec s = { 0 };
     struct problems p = { 0 };
     cJSON *json = NULL, *normal = NULL, *plan = NULL;
@@ -303,7 +307,7 @@ int verb_run(struct cli *c)
         goto out;
     }
     normal = spec_json(&s);
-    rc = cli_plan(c, normal, &plan);
+    rc = cli_plan(c, normal, true, &plan);
     if (rc == CLI_USAGE) (void)cli_print_problems(c, where, json_get(plan, "problems"));
     if (rc != CLI_OK) goto out;
 
@@ -311,7 +315,7 @@ int verb_run(struct cli *c)
     const cJSON *warnings = json_get(plan, "warnings");
     for (const cJSON *w = warnings ? warnings->child : NULL; w; w = w->next)
         if (cJSON_IsString(w)) progress_note(&r.progress, "warning: %s", w->valuestring);
-    r.line.steps = (long long)json_num(plan, "max_steps", (double)s.max_steps);
+    r.line.steps = (long long)json_num(plan, "steps", (double)s.max_steps);
     r.world = (int)s.nproc_per_node;
     r.share = xcalloc((unsigned long)r.world, sizeof *r.share);
     for (int i = 0; i < r.world; i++) r.share[i] = NAN;

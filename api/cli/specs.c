@@ -15,8 +15,16 @@ static void absolute_item(cJSON *v, const char *folder)
     const char *home = getenv("HOME");
     if (strncmp(p, "~/", 2) == 0 && home) full = xasprintf("%s%s", home, p + 1);
     else {
-        while (strncmp(p, "./", 2) == 0) p += 2;
-        full = strcmp(folder, "/") == 0 ? xasprintf("/%s", p) : xasprintf("%s/%s", folder, p);
+        size_t len = strlen(folder);        /* folder is a real path: its .. can be taken by letter */
+        for (;;) {
+            if (strncmp(p, "./", 2) == 0) p += 2;
+            else if (strncmp(p, "../", 3) == 0) {
+                p += 3;
+                while (len > 0 && folder[--len] != '/') { }
+            } else break;
+        }
+        if (len == 1) len = 0;
+        full = xasprintf("%.*s/%s", (int)len, folder, p);
     }
     (void)cJSON_SetValuestring(v, full);
     free(full);

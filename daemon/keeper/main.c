@@ -121,10 +121,52 @@ static void on_walk(uv_handle_t *h, void *arg)
     if (!uv_is_closing(h)) uv_close(h, NULL);
 }
 
+static void release(struct keeper *k)
+{
+    for (int i = 0; k->ranks && i < k->world; i++) {
+        line_reader_release(&k->ranks[i].reader);
+        ranklog_close(&k->ranks[i].log);
+    }
+    cJSON_Delete(k->exit_record);
+    rendezvous_release(&k->rendezvous);
+    spool_close(&k->spool);
+    spec_release(&k->spec);
+    free(k->ranks);
+    free(k->server);
+    free(k->checkpoint);
+    free(k->rank_spec);
+    free(k->worker);
+    free(k->dir);
+}
+
+/* Everything up to the first rank; on failure nothing was started. */
+static int prepare(struct keeper *k, struct error *err)
+{
+    const char *worker = getenv("RM_WORKER");           /* tests put their own in the worker's place */
+    k->worker = worker ? xstrdup(worker) : sibling_program("ringmaster-worker");
+    if (k->worker == NULL) return error_set(err, E_NOTFOUND, "ringmaster-worker was found neither beside this program nor in its libexec folder nor in PATH");
+    char *ended = xasprintf("%s/exit.json", k->dir);
+    int rc = access(ended, F_OK) == 0 ? error_set(err, E_CONFLICT, "%s exists: this attempt has already run", ended) : OK;
+    free(ended);
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
+    (void)setenv("RINGMASTER_ATTEMPT", k->nonce, 0);    /* all that we start inherits it: leftovers can be told */
+    if (rc == OK) rc = write_rank_spec(k, err);
+    if (rc == OK) rc = record_reserve(k, err);
+    if (rc == OK) rc = spool_open(&k->spool, k->dir, err);
+    if (rc == OK) rc = server_start(k, err);
+    return rc;
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--exec-rank") == 0) return exec_rank(argc, argv);
-    struct keeper k = { .verdict_rank = -1 };
+    struct keeper k = { .verdict_rank = -1, .spool = { .fd = -1 } };
     struct error err = { 0 };
     struct problems problems = { 0 };
     if (!take_args(&k, argc, argv)) {
@@ -142,31 +184,17 @@ int main(int argc, char **argv)
         for (int i = 0; i < problems.n; i++)
             (void)fprintf(stderr, "ringmaster-keeper: %s%s: %s\n", k.spec_path, problems.v[i].pointer, problems.v[i].message);
         problems_release(&problems);
+        release(&k);
         return 2;
     }
     k.world = (int)k.spec.nproc_per_node;
-    const char *worker = getenv("RM_WORKER");           /* tests put their own in the worker's place */
-    k.worker = worker ? xstrdup(worker) : sibling_program("ringmaster-worker");
-    int rc = k.worker ? OK : error_set(&err, E_NOTFOUND, "ringmaster-worker was found neither beside this program nor in its libexec folder nor in PATH");
-    char *ended = xasprintf("%s/exit.json", k.dir);
-    if (rc == OK && access(ended, F_OK) == 0) rc = error_set(&err, E_CONFLICT, "%s exists: this attempt has already run", ended);
-    free(ended);
-
-    struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-        files.rlim_cur = files.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &files);
-    }
-    (void)signal(SIGPIPE, SIG_IGN);
-    (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
-    (void)setenv("RINGMASTER_ATTEMPT", k.nonce, 0);     /* all that we start inherits it: leftovers can be told */
     k.loop = uv_default_loop();
-    if (rc == OK) rc = write_rank_spec(&k, &err);
-    if (rc == OK) rc = record_reserve(&k, &err);
-    if (rc == OK) rc = spool_open(&k.spool, k.dir, &err);
-    if (rc == OK) rc = server_start(&k, &err);
-    if (rc != OK) {
+    if (prepare(&k, &err) != OK) {
         (void)fprintf(stderr, "ringmaster-keeper: %s\n", err.text);
+        uv_walk(k.loop, on_walk, NULL);
+        (void)uv_run(k.loop, UV_RUN_DEFAULT);
+        (void)uv_loop_close(k.loop);
+        release(&k);
         return 2;
     }
     uv_signal_t *signals[] = { &k.term, &k.interrupt };
@@ -186,19 +214,6 @@ int main(int argc, char **argv)
     char *path = xasprintf("%s/exit.json", k.dir);
     bool written = access(path, F_OK) == 0;
     free(path);
-    for (int i = 0; i < k.world; i++) {
-        line_reader_release(&k.ranks[i].reader);
-        ranklog_close(&k.ranks[i].log);
-    }
-    cJSON_Delete(k.exit_record);
-    rendezvous_release(&k.rendezvous);
-    spool_close(&k.spool);
-    spec_release(&k.spec);
-    free(k.ranks);
-    free(k.server);
-    free(k.checkpoint);
-    free(k.rank_spec);
-    free(k.worker);
-    free(k.dir);
+    release(&k);
     return written ? 0 : 1;
 }

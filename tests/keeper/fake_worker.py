@@ -4,11 +4,12 @@
 RM_FAKE is a list "rank:behaviour,…"; rank * means every other. Behaviours: ok, and those in BEHAVIOURS below."""
 import json, os, signal, socket, sys, threading, time
 
-args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 if "--plan" in sys.argv:
     bad = os.environ.get("RM_FAKE_PLAN")
-    print(json.dumps({"problems": [{"pointer": "/model", "code": "not_found", "message": bad}]} if bad else {"ranks": [], "max_steps": 5, "warnings": []}))
-    sys.exit(1 if bad else 0)
+    print(json.dumps({"ok": False, "problems": [{"pointer": "/model", "code": "not_found", "message": bad}]} if bad else
+                     {"ok": True, "ranks": [], "steps": 5, "warnings": []}))
+    sys.exit(2 if bad else 0)
+args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 rank, world = int(args["--rank"]), int(args["--world"])
 spec = json.load(open(args["--spec"]))
 steps = spec["max_steps"] or 5

@@ -85,7 +85,7 @@ class Keeper:
                 self.send("ack", seq=1 << 50)
             except OSError:
                 pass
-        self.p.wait(limit)
+        assert self.p.wait(limit) == 0, (self.p.returncode, self.p.stderr.read().decode())     # a sanitizer's finding shows here
         self.took = time.monotonic() - self.began
         return self.record()
 
