@@ -95,6 +95,11 @@ static bool visible(int64_t nq, int64_t nk, int64_t diag, int64_t window)
 static int64_t span_pairs(const struct attn_span *s, int64_t window)
 {
     int64_t n = 0;
+    if (window == 0) {                                          /* queries up to `none` see nothing, from `all` on every key, between them i+diag+1 */
+        int64_t none = s->diag < 0 ? (-s->diag < s->nq ? -s->diag : s->nq) : 0, all = s->nk - 1 - s->diag;
+        all = all < none ? none : all > s->nq ? s->nq : all;
+        return (s->nq - all) * s->nk + (all - none) * (s->diag + 1) + (all * (all - 1) - none * (none - 1)) / 2;
+    }
     for (int64_t i = 0; i < s->nq; i++) {
         int64_t hi = i + s->diag < s->nk - 1 ? i + s->diag : s->nk - 1;
         int64_t lo = window > 0 && i + s->diag - window + 1 > 0 ? i + s->diag - window + 1 : 0;
