@@ -22,7 +22,7 @@ STEPS = 8
 
 def run(worker, tmp, name, world, **fields):
     spec = dict(model=f"{tmp}/model", init="random", torch_dtype="float32", dataset=[f"{tmp}/d.jsonl"], template="chatml", max_length=128, packing=True,
-                learning_rate=5e-3, lr_scheduler_type="constant", warmup_ratio=0, max_grad_norm=0.5, gradient_accumulation_steps=4 // world * 2 if world < 4 else 2,
+                learning_rate=5e-3, lr_scheduler_type="constant", warmup_ratio=0, max_grad_norm=0.5, gradient_accumulation_steps=4 if world == 1 else 2,
                 max_steps=STEPS, save_steps=4, seed=7, device="cpu", nproc_per_node=world, threads_per_rank=1, gradient_checkpointing="attention",
                 output_dir=f"{tmp}/{name}", debug_dump=f"{tmp}/{name}-dump")
     spec.update(fields)

@@ -47,7 +47,7 @@ static void bench_open(struct bench *b, enum dtype dt, int64_t lo, int64_t hi)
         }
     arena_init(&b->arena, PLACE_DEVICE, b->memory = aligned_alloc(4096, 1 << 16), 1 << 16);
     ck_assert_int_eq(ops->stream_new(&b->s, true, &err), OK);
-    ck_assert_int_eq(optimizer_new(&b->o, &b->spec, ops, &b->p, lo, hi, &b->arena, &err), OK);
+    ck_assert_int_eq(optimizer_new(&b->o, &b->spec, ops, &b->p, lo, hi, &b->arena, &b->arena, &err), OK);
     memset(b->o->m, 0, (size_t)(hi - lo) * sizeof *b->o->m);
     memset(b->o->v, 0, (size_t)(hi - lo) * sizeof *b->o->v);
     ck_assert_int_eq(optimizer_start(b->o, b->s, &err), OK);

@@ -20,7 +20,7 @@ int job_layout(struct job *j, struct error *err)
     const struct params *p = model_params(j->model);
     int64_t lo, hi;
     zero_shard(&j->mesh, (int)j->spec->zero_stage, p->n_flat, &lo, &hi);
-    return optimizer_new(&j->opt, j->spec, j->ops, p, lo, hi, device, err);
+    return optimizer_new(&j->opt, j->spec, j->ops, p, lo, hi, device, host, err);
 }
 
 void job_release(struct job *j)

@@ -31,11 +31,17 @@ struct optimizer {
     double *sumsq;              /* device f64 [1] */
     int64_t t;                  /* updates done */
     struct galore *galore;      /* NULL without use_galore */
+    /* zero_offload_optimizer on a device of its own: masters and moments are in host memory and the CPU updates them, a piece at a time */
+    bool offload;
+    const struct kernel_ops *host_ops;
+    struct stream *host_stream;
+    float *g_host, *w_host;     /* [OFFLOAD_PIECE] staging; w_host holds bf16 where there are masters */
 };
 
-/* Takes its memory from `device` (recording: nothing else may be called but optimizer_free). */
+/* Takes its memory from `device`, masters and moments from `host` with zero_offload_optimizer (recording: nothing else may be called but
+ * optimizer_free). */
 int optimizer_new(struct optimizer **o, const struct spec *spec, const struct kernel_ops *ops, const struct params *params, int64_t lo, int64_t hi,
-                  struct arena *device, struct error *err);
+                  struct arena *device, struct arena *host, struct error *err);
 void optimizer_free(struct optimizer *o);
 /* Masters from the weights; called once they are loaded (a resume then puts the saved masters over them). */
 int optimizer_start(struct optimizer *o, struct stream *s, struct error *err);
