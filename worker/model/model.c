@@ -96,6 +96,7 @@ int model_new(struct model **out, const struct model_options *o, struct stream *
     m->norm_ws = arena_take(device, MEM_WORKSPACE, DT_U8, norm_ws_bytes(m), 0, 0, 0, "norm.workspace");
     layer_layout(m, device, host);
     head_layout(m, device, host);
+    arena_settle(device);               /* what others take next must not lie over the scratch */
     if (!m->planning) rc = offload_open(m, err);
 out:
     if (rc != OK) { model_free(m); *out = NULL; }
