@@ -1,7 +1,4 @@
-#include <stdio.h>
+/* main.c - ringmasterd. */
+#include "daemon/coordinator.h"
 
-int main(void)
-{
-    (void)fputs("not built yet\n", stderr);
-    return 2;
-}
+int main(int argc, char **argv) { return coordinator_main(argc, argv); }

@@ -1,0 +1,897 @@
+/* attempt.c - the life of an attempt; see attempt.h.
+ *
+ * Spawn, connect, listen, end. Everything that can be lost with this process is either in the store already or still at the keeper
+ * (its spool holds each record until the store has it), so a daemon killed at any line finds its way again in attempt_adopt(). */
+#include "daemon/attempt.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "api/file.h"
+#include "api/message.h"
+#include "daemon/daemon.h"
+#include "daemon/metrics.h"
+#include "daemon/proc.h"
+#include "daemon/sha256.h"
+#include "daemon/sse.h"
+
+enum { CONNECT_EVERY_MS = 100, KILL_EVERY_MS = 300, PENDING_MAX = 50000, LATE_MS = 15000, RAISED_WAIT_MS = 2000, ADOPT_MS = 5000 };
+
+struct rank_info {
+    int64_t pid, step, beat_mono_ms;
+    bool ready, dirty;
+    char phase[24];
+    cJSON *latest;                  /* last metrics record */
+};
+struct pending { int64_t seq, ms; int rank; cJSON *m; };
+
+struct conn {                       /* lives until libuv has closed it, maybe longer than the attempt */
+    uv_pipe_t pipe;
+    struct attempt *a;              /* NULL: let go */
+    struct line_reader reader;
+    bool paused;
+    char buf[65536];
+};
+
+struct attempt {
+    struct daemon *d;
+    struct job *j;
+    int64_t n, pid, start_time;
+    char nonce[33], *dir;
+    struct conn *conn;
+    bool greeted;                   /* hello arrived and its nonce was right */
+    bool settled;                   /* adoption decided */
+    bool child;                     /* the keeper is our own child: uv reaps it */
+    int64_t last_seq, seen_seq;     /* committed; received */
+    struct pending *q; int n_q, cap_q;
+    struct rank_info *rank; int n_ranks, n_ready;
+    int64_t first_step, last_step, bad_frames;
+    bool dirty;                     /* something to flush even without records */
+    cJSON *exit;                    /* the exit record, once known */
+    enum job_want told;             /* last stop sent */
+    int64_t begun_mono_ms, connect_mono_ms, stop_mono_ms, kill_mono_ms, gone_mono_ms;
+    int64_t version;                /* of the figures */
+};
+
+static int64_t figures_version;
+
+/* --- building and letting go --- */
+
+static struct attempt *attempt_new(struct daemon *d, struct job *j, int64_t n)
+{
+    struct attempt *a = xcalloc(1, sizeof *a);
+    a->d = d;
+    a->j = j;
+    a->n = n;
+    a->first_step = -1;
+    a->n_ranks = (int)j->spec.nproc_per_node;
+    a->rank = xcalloc((unsigned long)a->n_ranks, sizeof *a->rank);
+    a->dir = xasprintf("%s/jobs/j%lld/attempt-%lld", d->set.home, (long long)j->row.id, (long long)n);
+    a->begun_mono_ms = mono_ms();
+    return a;
+}
+
+static void on_closed(uv_handle_t *h)
+{
+    struct conn *c = h->data;
+    line_reader_release(&c->reader);
+    free(c);
+}
+
+static void conn_drop(struct attempt *a)
+{
+    if (a->conn == NULL) return;
+    a->conn->a = NULL;
+    if (!uv_is_closing((uv_handle_t *)&a->conn->pipe)) uv_close((uv_handle_t *)&a->conn->pipe, on_closed);
+    a->conn = NULL;
+    a->greeted = false;
+}
+
+static void attempt_free(struct attempt *a)
+{
+    conn_drop(a);
+    for (int i = 0; i < a->n_q; i++) cJSON_Delete(a->q[i].m);
+    for (int i = 0; i < a->n_ranks; i++) cJSON_Delete(a->rank[i].latest);
+    cJSON_Delete(a->exit);
+    free(a->q);
+    free(a->rank);
+    free(a->dir);
+    free(a);
+}
+
+static void slots_free(struct daemon *d, int64_t job)
+{
+    for (int i = 0; i < d->n_slots; i++) if (d->slots[i].job == job) d->slots[i].job = 0;
+}
+
+/* --- talking to the keeper --- */
+
+static void on_written(uv_write_t *w, int status) { (void)status; free(w->data); free(w); }
+
+static void tell(struct attempt *a, cJSON *msg)
+{
+    size_t len;
+    char *line = message_line(msg, &len);
+    if (a->conn == NULL) { free(line); return; }
+    uv_write_t *w = xcalloc(1, sizeof *w);
+    uv_buf_t b = uv_buf_init(line, (unsigned)len);
+    w->data = line;
+    if (uv_write(w, (uv_stream_t *)&a->conn->pipe, &b, 1, on_written) != 0) { free(line); free(w); }
+}
+
+static cJSON *message(const char *t)
+{
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "t", t);
+    return o;
+}
+
+static void tell_ack(struct attempt *a)
+{
+    cJSON *m = message("ack");
+    json_add_int(m, "seq", a->last_seq);
+    tell(a, m);
+}
+
+static void tell_stop(struct attempt *a)
+{
+    static const char *const modes[JOB_WANTS] = { [WANT_PAUSE] = "checkpoint", [WANT_REQUEUE] = "checkpoint", [WANT_CANCEL] = "now", [WANT_KILL] = "kill" };
+    enum job_want want = a->j->row.want;
+    if (want == WANT_RUN || want <= a->told || !a->greeted) return;
+    cJSON *m = message("stop");
+    json_add_str(m, "mode", modes[want]);
+    json_add_str(m, "reason", a->j->row.reason);
+    tell(a, m);
+    a->told = want;
+}
+
+void attempt_stop(struct daemon *d, struct job *j)
+{
+    (void)d;
+    struct attempt *a = j->attempt;
+    if (a == NULL) return;
+    if (a->stop_mono_ms == 0 || j->row.want == WANT_KILL) a->stop_mono_ms = mono_ms();
+    tell_stop(a);
+}
+
+int attempt_checkpoint(struct daemon *d, struct job *j, struct error *err)
+{
+    (void)d;
+    if (j->attempt == NULL || !j->attempt->greeted || j->row.state != JOB_RUNNING)
+        return error_set(err, E_CONFLICT, "job j%lld is %s, only a running job can save a checkpoint", (long long)j->row.id, job_state_name(j->row.state));
+    tell(j->attempt, message("checkpoint"));
+    return OK;
+}
+
+/* What a record changes in memory; the store follows at the next flush. */
+static void apply(struct attempt *a, int rank, const cJSON *m)
+{
+    struct rank_info *r = &a->rank[rank];
+    const char *t = json_str(m, "t"), *phase = json_str(m, "phase");
+    int64_t step = -1;
+    (void)json_int(m, "step", &step);
+    r->beat_mono_ms = mono_ms();
+    if (t == NULL) return;
+    if (phase) (void)snprintf(r->phase, sizeof r->phase, "%s", phase);
+    if (step >= 0 && step != r->step && (strcmp(t, "beat") == 0 || strcmp(t, "metrics") == 0)) { r->step = step; r->dirty = true; }
+    if (strcmp(t, "hello") == 0) {
+        if (json_int(m, "pid", &r->pid)) r->dirty = true;
+    } else if (strcmp(t, "ready") == 0 && !r->ready) {
+        r->ready = r->dirty = true;
+        a->n_ready++;
+    } else if (strcmp(t, "metrics") == 0) {
+        cJSON_Delete(r->latest);
+        r->latest = cJSON_Duplicate(m, true);
+        if (!r->ready) { r->ready = r->dirty = true; a->n_ready++; }    /* nobody trains unready */
+        if (a->first_step < 0) a->first_step = step;
+        if (step > a->last_step) a->last_step = step;
+        a->version = ++figures_version;
+    }
+}
+
+static void take_record(struct attempt *a, const cJSON *msg)
+{
+    int64_t seq = 0, rank = 0, ms = 0;
+    const cJSON *m = json_get(msg, "m");
+    a->d->records++;
+    if (!json_int(msg, "seq", &seq) || seq < 1 || !json_int(msg, "rank", &rank) || rank < 0 || rank >= a->n_ranks || !cJSON_IsObject(m)) {
+        a->bad_frames++;
+        a->d->bad_frames++;
+        a->dirty = true;
+        return;
+    }
+    if (seq <= a->seen_seq) return;         /* a repeat after a reconnect, or a step backward: harmless */
+    (void)json_int(msg, "ms", &ms);
+    if (ms <= 0) ms = wall_ms();
+    a->seen_seq = seq;
+    apply(a, (int)rank, m);
+    if (a->n_q == a->cap_q) {
+        a->cap_q = a->cap_q ? a->cap_q * 2 : 64;
+        a->q = xrealloc(a->q, (unsigned long)a->cap_q * sizeof *a->q);
+    }
+    a->q[a->n_q++] = (struct pending){ seq, ms, (int)rank, cJSON_Duplicate(m, true) };
+}
+
+static bool exit_record_fits(const struct attempt *a, const cJSON *rec)
+{
+    const char *nonce = json_str(rec, "nonce");
+    return cJSON_IsObject(rec) && nonce && strcmp(nonce, a->nonce) == 0 && json_str(rec, "state");
+}
+
+static void on_keeper_line(void *arg, cJSON *msg)
+{
+    struct conn *c = arg;
+    struct attempt *a = c->a;
+    const char *t = json_str(msg, "t"), *nonce = json_str(msg, "nonce");
+    if (a == NULL || t == NULL) return;
+    if (strcmp(t, "hello") == 0) {
+        int64_t pid = 0, start = 0, protocol = 0;
+        if (nonce == NULL || strcmp(nonce, a->nonce) != 0) {
+            log_line("warning", "j%lld: a keeper with another nonce answered at %s/keeper.sock; it is left alone", (long long)a->j->row.id, a->dir);
+            conn_drop(a);
+            return;
+        }
+        if (json_int(msg, "protocol", &protocol) && protocol > MESSAGE_PROTOCOL)
+            log_line("warning", "j%lld: its keeper speaks protocol %lld, this daemon %d; what both know is used", (long long)a->j->row.id, (long long)protocol, MESSAGE_PROTOCOL);
+        if (json_int(msg, "pid", &pid)) a->pid = pid;
+        if (json_int(msg, "start_time", &start)) a->start_time = start;
+        const cJSON *r;
+        cJSON_ArrayForEach(r, json_get(msg, "ranks")) {
+            int64_t rank = -1;
+            if (json_int(r, "rank", &rank) && rank >= 0 && rank < a->n_ranks && json_int(r, "pid", &a->rank[rank].pid)) a->rank[rank].dirty = true;
+        }
+        a->greeted = a->settled = a->dirty = true;
+        a->told = WANT_RUN;
+        if (a->j->row.want != WANT_RUN) tell_stop(a);
+    } else if (strcmp(t, "record") == 0) {
+        if (a->greeted) take_record(a, msg);
+    } else if (strcmp(t, "exit") == 0) {
+        const cJSON *rec = json_get(msg, "record");
+        if (!a->exit && exit_record_fits(a, rec)) a->exit = cJSON_Duplicate(rec, true);
+    } else {
+        a->bad_frames++;
+        a->d->bad_frames++;
+    }
+}
+
+static void on_alloc(uv_handle_t *h, size_t want, uv_buf_t *b)
+{
+    (void)want;
+    struct conn *c = h->data;
+    *b = uv_buf_init(c->buf, sizeof c->buf);
+}
+
+static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
+{
+    struct conn *c = s->data;
+    if (c->a == NULL) return;
+    if (n < 0) {                    /* the keeper left or died; attempt_tick finds out which */
+        c->a->connect_mono_ms = mono_ms();
+        conn_drop(c->a);
+        return;
+    }
+    int64_t before = c->reader.oversized + c->reader.malformed;
+    line_reader_feed(&c->reader, b->base, (size_t)n, on_keeper_line, c);
+    if (c->a == NULL) return;
+    int64_t bad = c->reader.oversized + c->reader.malformed - before;
+    c->a->bad_frames += bad;
+    c->a->d->bad_frames += bad;
+    if (bad) c->a->dirty = true;
+    if (c->a->n_q > PENDING_MAX && !c->paused) {    /* the store does not take them now; the keeper's spool holds the rest */
+        c->paused = true;
+        (void)uv_read_stop(s);
+    }
+}
+
+static bool try_connect(struct attempt *a)
+{
+    struct sockaddr_un un = { .sun_family = AF_UNIX };
+    int dir = open(a->dir, O_PATH | O_DIRECTORY | O_CLOEXEC), fd = -1;
+    bool ok = false;
+    if (dir < 0) return false;
+    (void)snprintf(un.sun_path, sizeof un.sun_path, "/proc/self/fd/%d/keeper.sock", dir);     /* the whole path may be too long for an address */
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&un, sizeof un) == 0) {
+        struct conn *c = xcalloc(1, sizeof *c);
+        (void)uv_pipe_init(a->d->loop, &c->pipe, 0);
+        c->pipe.data = c;
+        c->a = a;
+        a->conn = c;
+        if (uv_pipe_open(&c->pipe, fd) == 0) {
+            fd = -1;
+            ok = true;
+            /* records not yet committed come again, so drop what waits here */
+            for (int i = 0; i < a->n_q; i++) cJSON_Delete(a->q[i].m);
+            a->n_q = 0;
+            a->seen_seq = a->last_seq;
+            cJSON *m = message("attach");
+            json_add_str(m, "nonce", a->nonce);
+            json_add_int(m, "after_seq", a->last_seq);
+            tell(a, m);
+            (void)uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read);
+        } else conn_drop(a);
+    }
+    if (fd >= 0) (void)close(fd);
+    (void)close(dir);
+    return ok;
+}
+
+/* --- starting --- */
+
+struct begin { struct attempt *a; char *slots; const char *resumed; };
+
+static int insert_attempt(struct daemon *d, struct job *j, void *arg, struct error *err)
+{
+    struct begin *b = arg;
+    return store_exec(d->store, err, "INSERT INTO attempts(job,n,nonce,boot_id,state,started_ms,slots,resumed_from) VALUES(?,?,?,?,'running',?,?,?)", "iississ", j->row.id,
+                      b->a->n, b->a->nonce, d->boot_id, wall_ms(), b->slots, b->resumed);
+}
+
+/* The attempt's own copy of the spec: from the newest checkpoint, on the devices it was given. */
+static int write_spec(struct attempt *a, struct error *err)
+{
+    struct job *j = a->j;
+    char *path = xasprintf("%s/spec.json", a->dir);
+    cJSON *o = spec_json(&j->spec);
+    if (j->row.checkpoint[0]) {
+        cJSON_DeleteItemFromObjectCaseSensitive(o, "resume_from_checkpoint");
+        json_add_str(o, "resume_from_checkpoint", j->row.checkpoint);
+    }
+    char *text = json_line(o);
+    int rc = make_dirs(a->dir, err);
+    if (rc == OK) rc = file_write(path, text, strlen(text), err);
+    free(text);
+    cJSON_Delete(o);
+    free(path);
+    return rc;
+}
+
+struct child { uv_process_t process; struct daemon *d; int64_t job, n; };
+
+static void on_child_closed(uv_handle_t *h) { free(h->data); }
+
+static void on_keeper_exit(uv_process_t *p, int64_t status, int sig)
+{
+    struct child *c = p->data;
+    struct job *j = job_find(c->d, c->job);
+    if (j && j->attempt && j->attempt->n == c->n && j->attempt->exit == NULL)
+        log_line("warning", "j%lld: its keeper ended (code %lld, signal %d)", (long long)c->job, (long long)status, sig);
+    uv_close((uv_handle_t *)p, on_child_closed);
+}
+
+static int spawn(struct attempt *a, struct error *err)
+{
+    struct daemon *d = a->d;
+    char job[24], n[24], env_nonce[80], *spec = xasprintf("%s/spec.json", a->dir), *log = xasprintf("%s/keeper.log", a->dir), gpus[4096] = "CUDA_VISIBLE_DEVICES=";
+    (void)snprintf(job, sizeof job, "j%lld", (long long)a->j->row.id);
+    (void)snprintf(n, sizeof n, "%lld", (long long)a->n);
+    (void)snprintf(env_nonce, sizeof env_nonce, "RINGMASTER_ATTEMPT=%s", a->nonce);
+    char *args[] = { d->keeper, "--dir", a->dir, "--spec", spec, "--job", job, "--attempt", n, "--nonce", a->nonce, NULL };
+    size_t n_env = 0, at = strlen(gpus);
+    extern char **environ;
+    while (environ[n_env]) n_env++;
+    char **env = xcalloc(n_env + 3, sizeof *env);
+    size_t k = 0;
+    for (size_t i = 0; i < n_env; i++)
+        if (strncmp(environ[i], "RINGMASTER_", 11) != 0 && strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 && strncmp(environ[i], "WATCHDOG_", 9) != 0 &&
+            !(a->j->gpu && strncmp(environ[i], "CUDA_VISIBLE_DEVICES=", 21) == 0)) env[k++] = environ[i];
+    env[k++] = env_nonce;
+    if (a->j->gpu) {
+        for (int i = 0; i < d->n_slots; i++)
+            if (d->slots[i].job == a->j->row.id) at += (size_t)snprintf(gpus + at, sizeof gpus - at, "%s%s", gpus[at - 1] == '=' ? "" : ",", d->slots[i].id);
+        env[k++] = gpus;
+    }
+    int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600), rc = OK;
+    uv_stdio_container_t io[3] = { { .flags = UV_IGNORE }, { .flags = fd >= 0 ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fd }, { .flags = fd >= 0 ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fd } };
+    struct child *c = xcalloc(1, sizeof *c);
+    *c = (struct child){ .d = d, .job = a->j->row.id, .n = a->n };
+    c->process.data = c;
+    uv_process_options_t o = { .exit_cb = on_keeper_exit, .file = d->keeper, .args = args, .env = env, .cwd = a->dir, .flags = UV_PROCESS_DETACHED, .stdio_count = 3, .stdio = io };
+    int e = d->keeper ? uv_spawn(d->loop, &c->process, &o) : UV_ENOENT;
+    if (e != 0) {
+        rc = error_set(err, E_IO, "cannot start ringmaster-keeper: %s", uv_strerror(e));
+        if (d->keeper) uv_close((uv_handle_t *)&c->process, on_child_closed);
+        else free(c);
+    } else {
+        a->pid = c->process.pid;
+        a->start_time = proc_start_time(a->pid);
+        a->child = true;
+    }
+    if (fd >= 0) (void)close(fd);
+    free(env);
+    free(spec);
+    free(log);
+    return rc;
+}
+
+static cJSON *verdict(struct attempt *a, const char *state, const char *reason, const char *fmt, const char *arg)
+{
+    char detail[700];
+    (void)snprintf(detail, sizeof detail, fmt, arg);
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "nonce", a->nonce);
+    json_add_str(o, "state", state);
+    json_add_str(o, "reason", reason);
+    json_add_str(o, "detail", detail);
+    return o;
+}
+
+int attempt_start(struct daemon *d, struct job *j, struct error *err)
+{
+    struct attempt *a = attempt_new(d, j, j->row.attempt + 1);
+    struct job_row n = j->row;
+    cJSON *ids = cJSON_CreateArray();
+    for (int i = 0; i < d->n_slots; i++) if (d->slots[i].job == j->row.id) (void)cJSON_AddItemToArray(ids, cJSON_CreateString(d->slots[i].id));
+    struct begin b = { a, json_line(ids), j->row.checkpoint[0] ? j->row.checkpoint : j->spec.resume_from_checkpoint };
+    cJSON_Delete(ids);
+    random_hex(a->nonce, 16);
+    int rc = write_spec(a, err);
+    if (rc == OK) {
+        n.state = JOB_STARTING;
+        n.attempt = a->n;
+        n.reason[0] = n.detail[0] = '\0';
+        if (n.started_ms == 0) n.started_ms = wall_ms();
+        rc = job_commit(d, j, &n, insert_attempt, &b, err);
+    }
+    free(b.slots);
+    if (rc != OK) { attempt_free(a); return rc; }
+    a->settled = true;
+    j->attempt = a;
+    failpoint("after_commit");
+    if (spawn(a, err) != OK) {
+        a->exit = verdict(a, "failed", "spawn_failed", "%s", err->text);
+        return OK;              /* the attempt exists; it ends like any other */
+    }
+    failpoint("after_spawn");
+    if (store_exec(d->store, NULL, "UPDATE attempts SET pid=?,start_time=? WHERE job=? AND n=?", "iiii", a->pid, a->start_time, j->row.id, a->n) != OK) a->dirty = true;
+    return OK;
+}
+
+/* --- ending --- */
+
+/* Reads what the keeper wrote but could not send. */
+static void read_spool(struct attempt *a)
+{
+    char *path = xasprintf("%s/spool", a->dir), *buf = xmalloc(65536);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd >= 0) {
+        struct conn c = { .a = a };     /* the same door as the socket */
+        bool greeted = a->greeted;
+        a->greeted = true;
+        for (ssize_t n; (n = read(fd, buf, 65536)) > 0;) {
+            line_reader_feed(&c.reader, buf, (size_t)n, on_keeper_line, &c);
+            if (a->n_q > PENDING_MAX) attempts_flush(a->d);
+        }
+        a->bad_frames += c.reader.oversized + c.reader.malformed;
+        line_reader_release(&c.reader);
+        (void)close(fd);
+        a->greeted = greeted;
+    }
+    free(buf);
+    free(path);
+}
+
+static bool read_exit(struct attempt *a)
+{
+    static const struct json_limits limits = { 4u << 20, 32, 200000 };
+    char *path = xasprintf("%s/exit.json", a->dir);
+    cJSON *rec = NULL;
+    struct error err;
+    int rc = json_parse_file(&rec, path, &limits, &err);
+    if (rc == OK && exit_record_fits(a, rec)) a->exit = rec;
+    else {
+        if (rc != OK && rc != E_NOTFOUND) log_line("warning", "j%lld: %s", (long long)a->j->row.id, err.text);
+        cJSON_Delete(rec);
+    }
+    free(path);
+    return a->exit != NULL;
+}
+
+static const struct { const char *reason; bool retry; } retry_rules[] = {     /* what would only fail again is not tried again */
+    { "out_of_memory", false }, { "oom_gpu", false }, { "oom_host", false }, { "invalid", false }, { "bad_spec", false }, { "unsupported", false },
+    { "not_found", false }, { "time_limit", false }, { "loss_not_finite", false }, { "conflict", false }, { "limit", false },
+};
+
+static bool may_retry(const char *reason)
+{
+    for (size_t i = 0; i < sizeof retry_rules / sizeof retry_rules[0]; i++)
+        if (strcmp(retry_rules[i].reason, reason) == 0) return retry_rules[i].retry;
+    return true;
+}
+
+struct ending { struct attempt *a; const char *state, *reason, *detail; };
+
+static int store_ending(struct daemon *d, struct job *j, void *arg, struct error *err)
+{
+    struct ending *e = arg;
+    struct attempt *a = e->a;
+    const cJSON *rec = a->exit, *r, *summary = json_get(rec, "summary");
+    int64_t rank = -1, code = 0, sig = 0, step = a->last_step;
+    int rc = OK;
+    cJSON_ArrayForEach(r, json_get(rec, "ranks")) {
+        int64_t k = -1, pid = 0, c = 0, s = 0, last = 0;
+        if (!json_int(r, "rank", &k)) continue;
+        (void)json_int(r, "pid", &pid);
+        (void)json_int(r, "code", &c);
+        (void)json_int(r, "signal", &s);
+        (void)json_int(r, "last_step", &last);
+        const char *why = json_str(r, "reason");
+        if (rc == OK)
+            rc = store_exec(d->store, err, "INSERT INTO ranks(job,attempt,rank,pid,step,code,signal,reason) VALUES(?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
+                                           " pid=excluded.pid,step=max(ifnull(step,0),excluded.step),code=excluded.code,signal=excluded.signal,reason=excluded.reason",
+                            "iiiiiiis", j->row.id, a->n, k, pid, last, c, s, why);
+        if (rank < 0 && (c != 0 || s != 0) && (why == NULL || strcmp(why, "peer_lost") != 0) && (why == NULL || strcmp(why, "stopped") != 0)) { rank = k; code = c; sig = s; }
+    }
+    int64_t told = -1;
+    if (json_int(rec, "rank", &told) && told >= 0) rank = told;         /* the keeper knows who was first */
+    if (rc == OK)
+        rc = store_exec(d->store, err, "UPDATE attempts SET state=?,reason=?,detail=?,rank=nullif(?,-1),code=?,signal=?,last_step=?,ended_ms=?,last_seq=?,bad_frames=? WHERE job=? AND n=?",
+                        "sssiiiiiiiii", e->state, e->reason, e->detail, rank, code, sig, step, wall_ms(), a->last_seq, a->bad_frames, j->row.id, a->n);
+    if (rc == OK && summary) {
+        char *text = json_line(summary);
+        rc = store_exec(d->store, err, "UPDATE jobs SET summary=? WHERE id=?", "si", text, j->row.id);
+        free(text);
+    }
+    return rc;
+}
+
+/* STOPPING to where the exit record and the wish together lead. */
+static void settle(struct attempt *a)
+{
+    struct daemon *d = a->d;
+    struct job *j = a->j;
+    struct error err;
+    const char *state = json_str(a->exit, "state"), *reason = json_str(a->exit, "reason"), *detail = json_str(a->exit, "detail"), *ck = json_str(a->exit, "checkpoint");
+    if (reason == NULL) reason = "";
+    if (detail == NULL) detail = "";
+    if (j->row.state != JOB_STOPPING && job_move(d, j, JOB_STOPPING, j->row.reason, j->row.detail, &err) != OK) return;    /* tried again at the next tick */
+    struct job_row n = j->row;
+    int64_t step = 0, now = wall_ms();
+    bool limit = strcmp(n.reason, "time_limit") == 0;
+    n.run_ms += mono_ms() - a->begun_mono_ms;
+    if (json_int(a->exit, "last_step", &step) && step > a->last_step) a->last_step = step;
+    if (a->last_step > 0) n.last_step = a->last_step;
+    if (ck && strlen(ck) < sizeof n.checkpoint && strcmp(ck, n.checkpoint) != 0) {
+        (void)snprintf(n.checkpoint, sizeof n.checkpoint, "%s", ck);
+        (void)json_int(a->exit, "checkpoint_step", &n.checkpoint_step);
+        n.checkpoint_ms = now;
+    }
+    bool stopped = strcmp(state, "cancelled") == 0 || strcmp(state, "paused") == 0;
+    if (strcmp(state, "succeeded") == 0) n.state = JOB_SUCCEEDED;
+    else if (limit) { n.state = JOB_FAILED; reason = "time_limit"; detail = "the job reached its time_limit_s"; }
+    else if (n.want == WANT_CANCEL || n.want == WANT_KILL) { n.state = JOB_CANCELLED; if (!*reason || stopped) reason = n.want == WANT_KILL ? "killed" : "cancelled"; }
+    else if (n.want == WANT_PAUSE && stopped) n.state = JOB_PAUSED;
+    else if (n.want == WANT_REQUEUE && stopped) { n.state = JOB_QUEUED; n.queued_ms = now; n.not_before_ms = 0; }
+    else if (strcmp(reason, "not_started") == 0) { n.state = JOB_QUEUED; n.queued_ms = now; }      /* nothing ran: no restart is spent */
+    else if (may_retry(reason) && n.restarts < j->spec.max_restarts) {
+        n.state = JOB_QUEUED;
+        n.queued_ms = now;
+        n.not_before_ms = now + (d->set.backoff_ms << (n.restarts < 6 ? n.restarts : 6));
+        n.restarts++;
+    } else n.state = JOB_FAILED;
+    if (n.state == JOB_QUEUED || n.state == JOB_PAUSED) n.want = WANT_RUN;
+    (void)snprintf(n.reason, sizeof n.reason, "%s", reason);
+    (void)snprintf(n.detail, sizeof n.detail, "%s", detail);
+    struct ending e = { a, limit && n.state == JOB_FAILED ? "failed" : state, reason, detail };
+    bool last = job_state_final(n.state);
+    slots_free(d, j->row.id);               /* nothing of the attempt runs any more */
+    j->attempt = NULL;
+    if (last) tell_ack(a);                  /* before the commit only by microseconds; exit.json stays where it is */
+    if (job_commit(d, j, &n, store_ending, &e, &err) != OK) {
+        log_line("warning", "j%lld: its end cannot be stored yet: %s", (long long)j->row.id, err.text);
+        j->attempt = a;
+        return;
+    }
+    if (!last) tell_ack(a);
+    attempt_free(a);
+}
+
+int attempt_never(struct daemon *d, struct job *j, struct error *err)
+{
+    assert(j->attempt == NULL);
+    switch (j->row.want) {
+    case WANT_PAUSE: return job_move(d, j, JOB_PAUSED, "paused", NULL, err);
+    case WANT_RUN: case WANT_REQUEUE: return job_move(d, j, JOB_QUEUED, NULL, NULL, err);
+    default: return job_move(d, j, JOB_CANCELLED, j->row.want == WANT_KILL ? "killed" : "cancelled", NULL, err);
+    }
+}
+
+/* One attempt's deadlines. Frees a when it is over. */
+static void tick(struct attempt *a)
+{
+    struct daemon *d = a->d;
+    struct job *j = a->j;
+    struct error err;
+    int64_t now = mono_ms(), first = 0;
+    if (a->exit == NULL && a->conn == NULL && now >= a->connect_mono_ms) {
+        a->connect_mono_ms = now + CONNECT_EVERY_MS;
+        if (!try_connect(a)) {
+            bool alive = a->pid > 0 ? a->start_time > 0 && proc_start_time(a->pid) == a->start_time : proc_of_attempt(a->nonce, 0, 0, &first) > 0;
+            if (read_exit(a)) read_spool(a);
+            else if (!alive) {
+                if (a->gone_mono_ms == 0) a->gone_mono_ms = now;
+                if (now - a->gone_mono_ms >= RAISED_WAIT_MS / 4) {     /* looked again: it might have been between fork and exec */
+                    read_spool(a);
+                    bool never = a->pid == 0 && a->n_q == 0 && a->last_seq == 0;
+                    a->exit = never ? verdict(a, "failed", "not_started", "%s", "the coordinator died before the keeper was started")
+                                    : verdict(a, "failed", "lost", "the keeper is gone and left no exit record%s", "");
+                }
+            } else if (now - a->begun_mono_ms > d->set.start_timeout_ms && a->seen_seq == 0 && j->row.state == JOB_STARTING) {
+                (void)proc_of_attempt(a->nonce, 0, SIGKILL, NULL);
+                a->exit = verdict(a, "failed", "start_timeout", "the keeper did not answer within start_timeout_ms%s", "");
+            } else if (now - a->begun_mono_ms > ADOPT_MS) a->settled = true;     /* alive, silent: readiness does not wait for it */
+        } else a->gone_mono_ms = 0;
+    }
+    if (a->greeted) tell_stop(a);
+    if (a->exit == NULL && j->row.state == JOB_STARTING && j->row.want == WANT_RUN && a->n_ready == a->n_ranks)
+        (void)job_move(d, j, JOB_RUNNING, NULL, NULL, &err);
+    if (a->exit == NULL && j->row.want == WANT_RUN && j->spec.time_limit_s > 0 && j->row.run_ms + now - a->begun_mono_ms > j->spec.time_limit_s * 1000 &&
+        (j->row.state == JOB_RUNNING || j->row.state == JOB_STARTING))
+        (void)job_want_set(d, j, WANT_CANCEL, "time_limit", &err);
+    if (a->exit == NULL && a->stop_mono_ms > 0) {
+        int64_t late = (j->row.want == WANT_KILL ? 0 : j->spec.grace_ms) + LATE_MS;
+        if (j->row.want == WANT_PAUSE || j->row.want == WANT_REQUEUE) late += 60000;       /* a checkpoint takes its time */
+        if (now - a->stop_mono_ms > late) {
+            (void)proc_of_attempt(a->nonce, 0, SIGKILL, NULL);
+            a->exit = verdict(a, j->row.want >= WANT_CANCEL ? "cancelled" : "failed", "keeper_hung", "the keeper did not end the ranks in time; everything was killed%s", "");
+        }
+    }
+    if (a->exit == NULL) return;
+    a->settled = true;
+    if (a->n_q > 0) attempts_flush(d);
+    if (a->n_q > 0) return;                     /* the store is not available: the end waits */
+    if (now < a->kill_mono_ms) return;
+    int64_t keeper = a->conn ? a->pid : 0;      /* a keeper that waits for our ack is no leftover */
+    if (proc_of_attempt(a->nonce, keeper, SIGKILL, &first) > 0) {
+        if (a->kill_mono_ms == 0) log_line("warning", "j%lld: process %lld was left of attempt %lld; killed", (long long)j->row.id, (long long)first, (long long)a->n);
+        a->kill_mono_ms = now + KILL_EVERY_MS;
+        return;
+    }
+    settle(a);
+}
+
+void attempt_tick(struct daemon *d)
+{
+    for (struct job *j = d->jobs, *next; j; j = next) {
+        next = j->next;
+        if (j->attempt) tick(j->attempt);
+    }
+}
+
+/* --- adoption --- */
+
+static bool load_rank(void *arg, struct store_row *r)
+{
+    struct attempt *a = arg;
+    int64_t k = row_int(r, 0);
+    if (k < 0 || k >= a->n_ranks) return true;
+    a->rank[k].pid = row_int(r, 1);
+    a->rank[k].ready = row_int(r, 2) != 0;
+    a->rank[k].step = row_int(r, 3);
+    a->n_ready += a->rank[k].ready;
+    return true;
+}
+
+void attempt_adopt(struct daemon *d, struct job *j)
+{
+    struct error err;
+    cJSON *row = NULL, *ids = NULL;
+    const cJSON *id;
+    struct attempt *a = attempt_new(d, j, j->row.attempt);
+    if (store_one(d->store, &row, &err, "SELECT nonce,pid,start_time,boot_id,last_seq,slots AS \"j:slots\",ended_ms,first_step,last_step,bad_frames,started_ms FROM attempts WHERE job=? AND n=?", "ii",
+                  j->row.id, j->row.attempt) != OK || row == NULL || cJSON_IsRaw(json_get(row, "ended_ms"))) {
+        attempt_free(a);            /* stopped while it waited */
+        if (attempt_never(d, j, &err) != OK) log_line("error", "j%lld: %s", (long long)j->row.id, err.text);
+        cJSON_Delete(row);
+        return;
+    }
+    int64_t started = wall_ms();
+    (void)snprintf(a->nonce, sizeof a->nonce, "%s", json_str(row, "nonce"));
+    (void)json_int(row, "pid", &a->pid);
+    (void)json_int(row, "start_time", &a->start_time);
+    (void)json_int(row, "last_seq", &a->last_seq);
+    (void)json_int(row, "first_step", &a->first_step);
+    (void)json_int(row, "last_step", &a->last_step);
+    (void)json_int(row, "bad_frames", &a->bad_frames);
+    if (json_int(row, "started_ms", &started) && wall_ms() > started) a->begun_mono_ms = mono_ms() - (wall_ms() - started);     /* the time limit goes on */
+    a->seen_seq = a->last_seq;
+    (void)store_each(d->store, load_rank, a, NULL, "SELECT rank,pid,ready,step FROM ranks WHERE job=? AND attempt=?", "ii", j->row.id, a->n);
+    ids = json_get(row, "slots");
+    cJSON_ArrayForEach(id, ids) {
+        bool found = false;
+        for (int i = 0; i < d->n_slots; i++)
+            if (cJSON_IsString(id) && strcmp(d->slots[i].id, id->valuestring) == 0) { d->slots[i].job = j->row.id; found = true; }
+        if (!found) log_line("warning", "j%lld holds %s, which this configuration does not have", (long long)j->row.id, cJSON_IsString(id) ? id->valuestring : "?");
+    }
+    j->attempt = a;
+    const char *boot = json_str(row, "boot_id");
+    if (read_exit(a)) read_spool(a);
+    else if (boot && strcmp(boot, d->boot_id) != 0) {           /* the machine restarted: pids mean nothing, nothing can live */
+        read_spool(a);
+        a->exit = verdict(a, "failed", "lost", "the machine restarted while the job ran%s", "");
+    }
+    if (j->row.want != WANT_RUN) a->stop_mono_ms = mono_ms();
+    cJSON_Delete(row);
+}
+
+bool attempts_settled(const struct daemon *d)
+{
+    for (const struct job *j = d->jobs; j; j = j->next) if (j->attempt && !j->attempt->settled) return false;
+    return true;
+}
+
+void attempts_detach(struct daemon *d)
+{
+    attempts_flush(d);
+    for (struct job *j = d->jobs; j; j = j->next)
+        if (j->attempt) { attempt_free(j->attempt); j->attempt = NULL; }
+}
+
+/* --- to the store --- */
+
+static int flush_one(struct attempt *a, struct job_row *row, struct error *err)
+{
+    struct store *s = a->d->store;
+    int rc = OK;
+    int64_t id = a->j->row.id;
+    for (int i = 0; i < a->n_q && rc == OK; i++) {
+        const struct pending *p = &a->q[i];
+        const char *t = json_str(p->m, "t"), *level = json_str(p->m, "level"), *path = json_str(p->m, "path");
+        if (t == NULL || strcmp(t, "beat") == 0 || strcmp(t, "hello") == 0 || strcmp(t, "ready") == 0) continue;
+        if (strcmp(t, "metrics") == 0) { rc = metrics_store(s, id, p->rank, a->n, p->seq, p->ms, p->m, err); continue; }
+        if (strcmp(t, "checkpoint") == 0 && path && strlen(path) < sizeof row->checkpoint) {
+            int64_t step = 0;
+            (void)json_int(p->m, "step", &step);
+            rc = store_exec(s, err, "INSERT INTO checkpoints(job,step,path,attempt,ms) VALUES(?,?,?,?,?) ON CONFLICT DO UPDATE SET path=excluded.path,attempt=excluded.attempt,ms=excluded.ms", "iisii",
+                            id, step, path, a->n, p->ms);
+            if (rc == OK) rc = store_exec(s, err, "UPDATE jobs SET checkpoint=?,checkpoint_step=?,checkpoint_ms=? WHERE id=?", "siii", path, step, p->ms, id);
+            (void)snprintf(row->checkpoint, sizeof row->checkpoint, "%s", path);
+            row->checkpoint_step = step;
+            row->checkpoint_ms = p->ms;
+        }
+        if (rc == OK) rc = event_add_seq(a->d, id, a->n, p->seq, p->ms, t, strcmp(t, "error") == 0 ? "error" : level ? level : "info", p->m, err);
+    }
+    for (int k = 0; k < a->n_ranks && rc == OK; k++)
+        if (a->rank[k].dirty)
+            rc = store_exec(s, err, "INSERT INTO ranks(job,attempt,rank,pid,ready,step) VALUES(?,?,?,?,?,?) ON CONFLICT DO UPDATE SET pid=excluded.pid,ready=excluded.ready,step=excluded.step",
+                            "iiiiii", id, a->n, (int64_t)k, a->rank[k].pid, (int64_t)a->rank[k].ready, a->rank[k].step);
+    if (rc == OK)
+        rc = store_exec(s, err, "UPDATE attempts SET pid=?,start_time=?,last_seq=?,first_step=nullif(?,-1),last_step=?,bad_frames=? WHERE job=? AND n=?", "iiiiiiii", a->pid, a->start_time,
+                        a->seen_seq, a->first_step, a->last_step, a->bad_frames, id, a->n);
+    if (rc == OK && a->last_step > row->last_step) {
+        rc = store_exec(s, err, "UPDATE jobs SET last_step=? WHERE id=?", "ii", a->last_step, id);
+        row->last_step = a->last_step;
+    }
+    return rc;
+}
+
+static bool wants_flush(const struct attempt *a) { return a->n_q > 0 || a->dirty || a->seen_seq > a->last_seq; }
+
+void attempts_flush(struct daemon *d)
+{
+    struct error err;
+    int n = 0, rc;
+    for (struct job *j = d->jobs; j; j = j->next) n += j->attempt && wants_flush(j->attempt);
+    if (n == 0) return;
+    struct job_row *rows = xcalloc((unsigned long)n, sizeof *rows);
+    rc = store_begin(d->store, &err);
+    int i = 0;
+    for (struct job *j = d->jobs; j && rc == OK; j = j->next) {
+        if (!j->attempt || !wants_flush(j->attempt)) continue;
+        rows[i] = j->row;
+        rc = flush_one(j->attempt, &rows[i++], &err);
+    }
+    if (rc == OK) rc = store_commit(d->store, &err);
+    else store_rollback(d->store);
+    if (rc != OK) {
+        if (d->flush_failures++ % 20 == 0) log_line("warning", "figures cannot be stored now, keepers hold them: %s", err.text);
+        free(rows);
+        return;
+    }
+    d->flushes++;
+    i = 0;
+    for (struct job *j = d->jobs; j; j = j->next) {
+        struct attempt *a = j->attempt;
+        if (!a || !wants_flush(a)) continue;
+        j->row = rows[i++];
+        for (int k = 0; k < a->n_q; k++) cJSON_Delete(a->q[k].m);
+        a->n_q = 0;
+        a->dirty = false;
+        for (int k = 0; k < a->n_ranks; k++) a->rank[k].dirty = false;
+        if (a->seen_seq > a->last_seq) {
+            a->last_seq = a->seen_seq;
+            if (a->conn) tell_ack(a);
+        }
+        if (a->conn && a->conn->paused) {
+            a->conn->paused = false;
+            (void)uv_read_start((uv_stream_t *)&a->conn->pipe, on_alloc, on_read);
+        }
+    }
+    free(rows);
+    events_publish(d);
+}
+
+/* --- for watchers --- */
+
+int64_t attempt_version(const struct attempt *a) { return a->version; }
+
+static void add_figure(void *arg, const char *name, double v) { json_add_num(arg, name, v); }
+
+double attempt_figure(const struct attempt *a, int rank, const char *name)
+{
+    return rank < a->n_ranks && a->rank[rank].latest ? json_num(a->rank[rank].latest, name, NAN) : NAN;
+}
+
+void attempt_live_json(struct attempt *a, cJSON *o)
+{
+    static const char *const shown[] = { "loss", "tokens_per_s", "eta_s", "grad_norm", "learning_rate", "epoch", "comm_share", "step_s", "peak_bytes", "allocated_bytes" };
+    cJSON *p = cJSON_AddObjectToObject(o, "progress");
+    json_add_int(p, "step", a->last_step);
+    json_add_int(p, "max_steps", a->j->row.max_steps);
+    json_add_int(p, "ready_ranks", a->n_ready);
+    (void)cJSON_AddBoolToObject(p, "connected", a->greeted);
+    json_add_int(p, "bad_frames", a->bad_frames);
+    for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++) {
+        double v;
+        if (a->rank[0].latest && json_number(json_get(a->rank[0].latest, shown[i]), &v)) json_add_num(p, shown[i], v);
+    }
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "step");
+    json_add_int(o, "step", a->last_step > a->j->row.last_step ? a->last_step : a->j->row.last_step);
+}
+
+cJSON *attempt_ranks_json(struct attempt *a)
+{
+    cJSON *list = cJSON_CreateArray();
+    int64_t now = mono_ms();
+    for (int k = 0; k < a->n_ranks; k++) {
+        struct rank_info *r = &a->rank[k];
+        cJSON *o = cJSON_CreateObject();
+        json_add_int(o, "rank", k);
+        if (r->pid > 0) json_add_int(o, "pid", r->pid);
+        else (void)cJSON_AddNullToObject(o, "pid");
+        json_add_int(o, "attempt", a->n);
+        json_add_str(o, "state", a->j->row.state == JOB_STOPPING ? "stopping" : r->ready ? "running" : "starting");
+        json_add_int(o, "step", r->step);
+        json_add_str(o, "phase", r->phase);
+        if (r->beat_mono_ms) json_add_num(o, "heartbeat_age_s", (double)(now - r->beat_mono_ms) / 1000.0);
+        else (void)cJSON_AddNullToObject(o, "heartbeat_age_s");
+        if (r->latest) metrics_each(r->latest, add_figure, o);
+        (void)cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+char *attempt_metrics_event(struct job *j, int64_t *seen)
+{
+    struct attempt *a = j->attempt;
+    if (a == NULL || a->version <= *seen) return NULL;
+    *seen = a->version;
+    cJSON *o = cJSON_CreateObject();
+    char id[24];
+    (void)snprintf(id, sizeof id, "j%lld", (long long)j->row.id);
+    json_add_str(o, "id", id);
+    json_add_int(o, "attempt", a->n);
+    json_add_int(o, "step", a->last_step);
+    json_add_int(o, "max_steps", j->row.max_steps);
+    cJSON *list = cJSON_AddArrayToObject(o, "ranks");
+    for (int k = 0; k < a->n_ranks && k < 64; k++) {
+        if (a->rank[k].latest == NULL) continue;
+        cJSON *r = cJSON_CreateObject();
+        json_add_int(r, "rank", k);
+        json_add_int(r, "step", a->rank[k].step);
+        metrics_each(a->rank[k].latest, add_figure, r);
+        (void)cJSON_AddItemToArray(list, r);
+    }
+    char *text = json_line(o);
+    cJSON_Delete(o);
+    return text;
+}

@@ -1,1 +1,0 @@
-extern const char ringmaster_version[]; const char ringmaster_version[] = RM_VERSION;
