@@ -28,6 +28,8 @@ enum { CONNECT_EVERY_MS = 100, KILL_EVERY_MS = 300, PENDING_MAX = 50000, LATE_MS
 
 struct rank_info {
     int64_t pid, step, beat_mono_ms;
+    int64_t rss_bytes, log_dropped, frames_bad;     /* from the keeper's beats */
+    double cpu;
     bool ready, dirty;
     char phase[24];
     cJSON *latest;                  /* last metrics record */
@@ -149,7 +151,7 @@ static void tell_stop(struct attempt *a)
     if (want == WANT_RUN || want <= a->told || !a->greeted) return;
     cJSON *m = message("stop");
     json_add_str(m, "mode", modes[want]);
-    json_add_str(m, "reason", a->j->row.reason);
+    json_add_str(m, "reason", want == WANT_PAUSE || want == WANT_REQUEUE ? "paused" : a->j->row.reason);
     tell(a, m);
     a->told = want;
 }
@@ -203,7 +205,7 @@ static void take_record(struct attempt *a, const cJSON *msg)
     int64_t seq = 0, rank = 0, ms = 0;
     const cJSON *m = json_get(msg, "m");
     a->d->records++;
-    if (!json_int(msg, "seq", &seq) || seq < 1 || !json_int(msg, "rank", &rank) || rank < 0 || rank >= a->n_ranks || !cJSON_IsObject(m)) {
+    if (!json_int(msg, "seq", &seq) || seq < 1 || !json_int(msg, "rank", &rank) || rank < -1 || rank >= a->n_ranks || !cJSON_IsObject(m)) {
         a->bad_frames++;
         a->d->bad_frames++;
         a->dirty = true;
@@ -213,12 +215,29 @@ static void take_record(struct attempt *a, const cJSON *msg)
     (void)json_int(msg, "ms", &ms);
     if (ms <= 0) ms = wall_ms();
     a->seen_seq = seq;
-    apply(a, (int)rank, m);
+    if (rank >= 0) apply(a, (int)rank, m);      /* -1: the keeper's own words */
     if (a->n_q == a->cap_q) {
         a->cap_q = a->cap_q ? a->cap_q * 2 : 64;
         a->q = xrealloc(a->q, (unsigned long)a->cap_q * sizeof *a->q);
     }
     a->q[a->n_q++] = (struct pending){ seq, ms, (int)rank, cJSON_Duplicate(m, true) };
+}
+
+static void take_beat(struct attempt *a, const cJSON *beat)
+{
+    int64_t rank = -1, step = -1, silent = 0;
+    const char *phase = json_str(beat, "phase");
+    if (!json_int(beat, "rank", &rank) || rank < 0 || rank >= a->n_ranks) return;
+    struct rank_info *r = &a->rank[rank];
+    if (json_int(beat, "pid", &r->pid)) r->dirty = true;
+    if (json_int(beat, "step", &step) && step > r->step) r->step = step;
+    (void)json_int(beat, "silent_ms", &silent);
+    r->beat_mono_ms = mono_ms() - silent;
+    r->cpu = json_num(beat, "cpu", NAN);
+    r->rss_bytes = (int64_t)json_num(beat, "rss_bytes", 0);
+    r->log_dropped = (int64_t)json_num(beat, "log_dropped_bytes", 0);
+    r->frames_bad = (int64_t)(json_num(beat, "malformed", 0) + json_num(beat, "oversized", 0) + json_num(beat, "backward", 0));
+    if (phase) (void)snprintf(r->phase, sizeof r->phase, "%s", phase);
 }
 
 static bool exit_record_fits(const struct attempt *a, const cJSON *rec)
@@ -254,6 +273,11 @@ static void on_keeper_line(void *arg, cJSON *msg)
         if (a->j->row.want != WANT_RUN) tell_stop(a);
     } else if (strcmp(t, "record") == 0) {
         if (a->greeted) take_record(a, msg);
+    } else if (strcmp(t, "beats") == 0) {
+        const cJSON *r;
+        cJSON_ArrayForEach(r, json_get(msg, "ranks")) take_beat(a, r);
+    } else if (strcmp(t, "refused") == 0) {
+        log_line("warning", "j%lld: its keeper refused: %.200s", (long long)a->j->row.id, json_str(msg, "text") ? json_str(msg, "text") : "");
     } else if (strcmp(t, "exit") == 0) {
         const cJSON *rec = json_get(msg, "record");
         if (!a->exit && exit_record_fits(a, rec)) a->exit = cJSON_Duplicate(rec, true);
@@ -295,10 +319,11 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
 static bool try_connect(struct attempt *a)
 {
     struct sockaddr_un un = { .sun_family = AF_UNIX };
-    int dir = open(a->dir, O_PATH | O_DIRECTORY | O_CLOEXEC), fd = -1;
+    int dir, fd = -1;
     bool ok = false;
-    if (dir < 0) return false;
-    (void)snprintf(un.sun_path, sizeof un.sun_path, "/proc/self/fd/%d/keeper.sock", dir);     /* the whole path may be too long for an address */
+    char path[64];
+    if (message_socket_path(path, &dir, a->dir, NULL) != OK) return false;
+    (void)snprintf(un.sun_path, sizeof un.sun_path, "%s", path);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd >= 0 && connect(fd, (struct sockaddr *)&un, sizeof un) == 0) {
         struct conn *c = xcalloc(1, sizeof *c);
@@ -379,12 +404,13 @@ static int spawn(struct attempt *a, struct error *err)
     size_t n_env = 0, at = strlen(gpus);
     extern char **environ;
     while (environ[n_env]) n_env++;
-    char **env = xcalloc(n_env + 3, sizeof *env);
+    char **env = xcalloc(n_env + 4, sizeof *env), *worker = xasprintf("RM_WORKER=%s", d->worker ? d->worker : "");
     size_t k = 0;
     for (size_t i = 0; i < n_env; i++)
         if (strncmp(environ[i], "RINGMASTER_", 11) != 0 && strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 && strncmp(environ[i], "WATCHDOG_", 9) != 0 &&
             !(a->j->gpu && strncmp(environ[i], "CUDA_VISIBLE_DEVICES=", 21) == 0)) env[k++] = environ[i];
     env[k++] = env_nonce;
+    if (*d->set.worker) env[k++] = worker;
     if (a->j->gpu) {
         for (int i = 0; i < d->n_slots; i++)
             if (d->slots[i].job == a->j->row.id) at += (size_t)snprintf(gpus + at, sizeof gpus - at, "%s%s", gpus[at - 1] == '=' ? "" : ",", d->slots[i].id);
@@ -408,6 +434,7 @@ static int spawn(struct attempt *a, struct error *err)
     }
     if (fd >= 0) (void)close(fd);
     free(env);
+    free(worker);
     free(spec);
     free(log);
     return rc;
@@ -496,18 +523,6 @@ static bool read_exit(struct attempt *a)
     return a->exit != NULL;
 }
 
-static const struct { const char *reason; bool retry; } retry_rules[] = {     /* what would only fail again is not tried again */
-    { "out_of_memory", false }, { "oom_gpu", false }, { "oom_host", false }, { "invalid", false }, { "bad_spec", false }, { "unsupported", false },
-    { "not_found", false }, { "time_limit", false }, { "loss_not_finite", false }, { "conflict", false }, { "limit", false },
-};
-
-static bool may_retry(const char *reason)
-{
-    for (size_t i = 0; i < sizeof retry_rules / sizeof retry_rules[0]; i++)
-        if (strcmp(retry_rules[i].reason, reason) == 0) return retry_rules[i].retry;
-    return true;
-}
-
 struct ending { struct attempt *a; const char *state, *reason, *detail; };
 
 static int store_ending(struct daemon *d, struct job *j, void *arg, struct error *err)
@@ -529,7 +544,7 @@ static int store_ending(struct daemon *d, struct job *j, void *arg, struct error
             rc = store_exec(d->store, err, "INSERT INTO ranks(job,attempt,rank,pid,step,code,signal,reason) VALUES(?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET"
                                            " pid=excluded.pid,step=max(ifnull(step,0),excluded.step),code=excluded.code,signal=excluded.signal,reason=excluded.reason",
                             "iiiiiiis", j->row.id, a->n, k, pid, last, c, s, why);
-        if (rank < 0 && (c != 0 || s != 0) && (why == NULL || strcmp(why, "peer_lost") != 0) && (why == NULL || strcmp(why, "stopped") != 0)) { rank = k; code = c; sig = s; }
+        if (rank < 0 && (c != 0 || s != 0) && why && strcmp(why, e->reason) == 0) { rank = k; code = c; sig = s; }      /* whose fault it was */
     }
     int64_t told = -1;
     if (json_int(rec, "rank", &told) && told >= 0) rank = told;         /* the keeper knows who was first */
@@ -572,7 +587,7 @@ static void settle(struct attempt *a)
     else if (n.want == WANT_PAUSE && stopped) n.state = JOB_PAUSED;
     else if (n.want == WANT_REQUEUE && stopped) { n.state = JOB_QUEUED; n.queued_ms = now; n.not_before_ms = 0; }
     else if (strcmp(reason, "not_started") == 0) { n.state = JOB_QUEUED; n.queued_ms = now; }      /* nothing ran: no restart is spent */
-    else if (may_retry(reason) && n.restarts < j->spec.max_restarts) {
+    else if (exit_reason_retries(reason) && n.restarts < j->spec.max_restarts) {
         n.state = JOB_QUEUED;
         n.queued_ms = now;
         n.not_before_ms = now + (d->set.backoff_ms << (n.restarts < 6 ? n.restarts : 6));
@@ -864,6 +879,12 @@ cJSON *attempt_ranks_json(struct attempt *a)
         json_add_str(o, "phase", r->phase);
         if (r->beat_mono_ms) json_add_num(o, "heartbeat_age_s", (double)(now - r->beat_mono_ms) / 1000.0);
         else (void)cJSON_AddNullToObject(o, "heartbeat_age_s");
+        if (r->rss_bytes > 0) {
+            json_add_int(o, "rss_bytes", r->rss_bytes);
+            json_add_num(o, "cpu", r->cpu);
+            json_add_int(o, "log_dropped_bytes", r->log_dropped);
+            json_add_int(o, "bad_frames", r->frames_bad);
+        }
         if (r->latest) metrics_each(r->latest, add_figure, o);
         (void)cJSON_AddItemToArray(list, o);
     }

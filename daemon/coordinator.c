@@ -28,7 +28,7 @@
 #include "daemon/scheduler.h"
 #include "daemon/sse.h"
 
-enum { TICK_MS = 100, FLUSH_MS = 1000, DRAIN_MS = 1500, HOUSE_EVERY = 600 /* ticks: a minute */ };
+enum { TICK_MS = 100, FLUSH_MS = 1000, DRAIN_MS = 3000, HOUSE_EVERY = 600 /* ticks: a minute */ };
 
 void log_line(const char *level, const char *fmt, ...)
 {
@@ -108,7 +108,12 @@ static void on_tick(uv_timer_t *t)
 
 static void on_flush(uv_timer_t *t) { attempts_flush(t->data); }
 
-static void on_drained(uv_timer_t *t) { uv_stop(t->loop); }
+static void on_draining(uv_timer_t *t)
+{
+    struct daemon *d = t->data;
+    static int left = DRAIN_MS / 50;
+    if (http_held(d->http) == 0 || left-- == 0) uv_stop(t->loop);
+}
 
 static void on_signal(uv_signal_t *s, int sig)
 {
@@ -120,7 +125,7 @@ static void on_signal(uv_signal_t *s, int sig)
     notify("STOPPING=1");
     d->draining = true;
     http_close_listener(d->http);
-    (void)uv_timer_start(&d->flush, on_drained, DRAIN_MS, 0);       /* requests under way get their answers */
+    (void)uv_timer_start(&d->flush, on_draining, 50, 50);       /* requests under way get their answers */
 }
 
 /* --- start --- */

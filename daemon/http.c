@@ -39,11 +39,13 @@ struct http {
     struct peer *peers;
     int n_peers, max_peers;
     int64_t by_class[6];
+    int n_held;
     bool quiet;             /* the listener is closed */
     int listen_fd;
 };
 
 struct stream {
+    struct http *http;
     struct MHD_Connection *conn;
     long (*read)(void *arg, char *buf, size_t max);
     void (*gone)(void *arg);
@@ -62,6 +64,7 @@ struct exchange {           /* what request.impl points to */
 };
 
 static void run_later(struct http *h);
+static void run_soon(struct http *h);
 
 /* --- the loop --- */
 
@@ -73,6 +76,9 @@ static void run_later(struct http *h)
     if (MHD_get_timeout(h->mhd, &ms) == MHD_YES) (void)uv_timer_start(&h->timer, on_timer, ms, 0);
     else (void)uv_timer_stop(&h->timer);
 }
+
+/* After a resume: with an external loop MHD notices it only when it runs. */
+static void run_soon(struct http *h) { (void)uv_timer_start(&h->timer, on_timer, 0, 0); }
 
 static void on_poll(uv_poll_t *p, int status, int events)
 {
@@ -162,10 +168,11 @@ static void send_response(struct request *q, int status, const char *type, struc
     x->response = r;
     if (!x->held) return;               /* access() queues it when the handler returns */
     x->held = false;
+    q->http->n_held--;
     if (x->suspended) {
         x->suspended = false;
         MHD_resume_connection(x->conn);     /* access() is called again and queues it */
-        run_later(q->http);
+        run_soon(q->http);
     }
 }
 
@@ -335,7 +342,7 @@ static void stream_free(void *cls)
 struct stream *reply_stream(struct request *q, const char *type, long (*read)(void *, char *, size_t), void (*gone)(void *), void *arg)
 {
     struct stream *s = xcalloc(1, sizeof *s);
-    *s = (struct stream){ ex(q)->conn, read, gone, arg, false };
+    *s = (struct stream){ q->http, ex(q)->conn, read, gone, arg, false };
     reply_header(q, "X-Accel-Buffering", "no");
     send_response(q, 200, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, stream_read, s, stream_free));
     return s;
@@ -346,9 +353,11 @@ void stream_wake(struct stream *s)
     if (!s->suspended) return;
     s->suspended = false;
     MHD_resume_connection(s->conn);
+    run_soon(s->http);
 }
 
-void request_hold(struct request *q) { ex(q)->held = true; }
+void request_hold(struct request *q) { ex(q)->held = true; q->http->n_held++; }
+int http_held(const struct http *h) { return h->n_held; }
 
 /* --- requests --- */
 
@@ -550,6 +559,5 @@ void http_stop(struct http *h)
     (void)uv_poll_stop(&h->poll);
     (void)uv_timer_stop(&h->timer);
     (void)uv_timer_stop(&h->sweep);
-    MHD_stop_daemon(h->mhd);
-    h->mhd = NULL;          /* the handles go with the loop; the struct after it, with the process */
+    /* No MHD_stop_daemon(): it aborts when a connection is suspended, as every event stream is. The process ends now anyway. */
 }

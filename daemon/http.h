@@ -49,6 +49,7 @@ int http_start(struct http **out, struct daemon *d, uv_loop_t *loop, const char 
 void http_close_listener(struct http *h);       /* no new connection; those open go on */
 void http_stop(struct http *h);
 int http_connections(const struct http *h);
+int http_held(const struct http *h);            /* requests that wait for their reply */
 int64_t http_count(const struct http *h, int klass);    /* replies 1xx … 5xx so far */
 
 const char *request_arg(struct request *q, const char *name);       /* query parameter, NULL if absent */

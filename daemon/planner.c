@@ -131,7 +131,7 @@ static void on_late(uv_timer_t *t)
 static void start(struct run *r)
 {
     struct daemon *d = r->d;
-    char *args[] = { d->worker, "--plan", r->file, NULL };
+    char *args[] = { d->worker, "--plan", r->file, "--brief", NULL };
     uv_pipe_t *pipes[2] = { &r->out, &r->err };
     for (int i = 0; i < 2; i++) { (void)uv_pipe_init(d->loop, pipes[i], 0); pipes[i]->data = r; }
     (void)uv_timer_init(d->loop, &r->timer);

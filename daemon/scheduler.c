@@ -24,7 +24,7 @@ void slots_init(struct daemon *d)
         if (id == NULL || (kind && strcmp(kind, "cpu") == 0) || strncmp(id, "cpu", 3) == 0 || strchr(id, ',')) continue;
         (void)snprintf(s->id, sizeof s->id, "%s", id);
         (void)snprintf(s->name, sizeof s->name, "%s", name ? name : "GPU");
-        (void)json_int(dev, "memory_bytes", &s->memory_bytes);
+        (void)json_int(dev, "total_bytes", &s->memory_bytes);
         s->gpu = true;
         d->n_slots++;
     }

@@ -21,7 +21,7 @@ struct row {
 #define AT(m) offsetof(struct settings, m)
 static const struct row rows[] = {
     { "home", K_TEXT, AT(home), 0, 0, "~/.ringmaster", "folder", "Database, token and job folders; made if absent." },
-    { "port", K_INT, AT(port), 0, 65535, "8472", "", "TCP port; 0 takes a free one, written to <home>/url." },
+    { "port", K_INT, AT(port), 0, 65535, "7070", "", "TCP port; 0 takes a free one, written to <home>/url." },
     { "bind", K_TEXT, AT(bind), 0, 0, "127.0.0.1", "address", "Address to listen on; other than loopback needs --remote." },
     { "remote", K_FLAG, AT(remote), 0, 0, "false", "", "Allow a bind address that other machines reach (put TLS in front)." },
     { "allow_root", K_LIST, AT(allow_root), 0, 0, "", "folder", "Paths in a job must lie under one of these; relative ones start at the first." },
