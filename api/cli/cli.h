@@ -79,6 +79,11 @@ int terminal_columns(void);
 struct step_line { long long step, steps; double loss, tokens_per_s, comm_share, eta_s; };
 void progress_step(struct progress *p, const struct step_line *s);
 
+/* The end of a job as the client tells it; NULL for what is not known, seconds < 0 likewise. All borrowed. */
+struct ending { const char *id, *state, *reason, *detail, *checkpoint, *job_dir; const cJSON *summary; double seconds; };
+/* Prints it (one JSON object with --json) and returns the exit code for the state. */
+int cli_report(struct cli *c, const struct ending *e);
+
 /* verbs, one file per group: run.c, local.c (worker), jobs.c (daemon), monitor.c, import.c */
 int verb_run(struct cli *c);
 int verb_local(struct cli *c);

@@ -1,12 +1,314 @@
-/* jobs.c - verbs that talk to the daemon. */
-#include "api/cli/cli.h"
+/* jobs.c - verbs on jobs at the daemon: submit, list, show, logs, watch, cancel and its kin. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+#include <unistd.h>
 
-static int not_yet(struct cli *c) { return cli_complain(c, CLI_FAILED, "this verb is not built yet"); }
-int verb_submit(struct cli *c) { return not_yet(c); }
-int verb_list(struct cli *c) { return not_yet(c); }
-int verb_show(struct cli *c) { return not_yet(c); }
-int verb_logs(struct cli *c) { return not_yet(c); }
-int verb_watch(struct cli *c) { return not_yet(c); }
-int verb_action(struct cli *c) { return not_yet(c); }
-int verb_top(struct cli *c) { return not_yet(c); }
-int verb_monitor(struct cli *c) { return not_yet(c); }
+#include "api/cli/remote.h"
+
+static char *job_path(const char *id, const char *more)
+{
+    char *e = client_escape(id), *p = xasprintf("/v1/jobs/%s%s", e, more);
+    free(e);
+    return p;
+}
+
+static int report_job(struct cli *c, const cJSON *job)
+{
+    double ms = json_num(job, "run_ms", -1);
+    struct ending e = { .id = json_str(job, "id"), .state = json_str(job, "state"), .reason = json_str(job, "reason"), .detail = json_str(job, "detail"),
+        .checkpoint = json_str(job, "checkpoint"), .summary = json_get(job, "summary"), .seconds = ms >= 0 ? ms / 1000 : -1 };
+    return cli_report(c, &e);
+}
+
+static int wait_for(struct cli *c, struct client *h, const char *id)
+{
+    cJSON *job = NULL;
+    int rc = remote_watch(c, h, id, &job);
+    if (rc == CLI_OK) rc = report_job(c, job);
+    cJSON_Delete(job);
+    return rc;
+}
+
+int verb_submit(struct cli *c)
+{
+    cJSON *spec = NULL, *answer = NULL;
+    int rc = cli_spec_json(c, &spec);
+    if (rc != CLI_OK) return rc;
+    struct client *h = remote_open(c);
+    char *body = json_line(spec), *key, nonce[33];
+    unsigned char random[16];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) abort();
+    for (int i = 0; i < 16; i++) (void)snprintf(nonce + 2 * i, 3, "%02x", random[i]);
+    key = xasprintf("Idempotency-Key: %s", c->key ? c->key : nonce);
+    if (c->dry_run) rc = remote_json(c, h, "POST", "/v1/jobs:validate", body, NULL, false, &answer);
+    else {
+        rc = remote_json(c, h, "POST", "/v1/jobs", body, key, true, &answer);       /* the key makes a second try safe */
+        if (rc == CLI_UNREACHABLE) {
+            (void)usleep(500000);
+            rc = remote_json(c, h, "POST", "/v1/jobs", body, key, false, &answer);
+        }
+    }
+    if (rc == CLI_OK && c->dry_run) {
+        if (c->json) { cli_print_json(answer); answer = NULL; }
+        else (void)printf("the daemon would take it\n");
+    } else if (rc == CLI_OK) {
+        const char *id = json_str(answer, "id");
+        if (id == NULL) rc = cli_complain(c, CLI_FAILED, "the daemon's answer names no id");
+        else if (c->wait) {
+            (void)fprintf(stderr, "%s\n", id);
+            rc = wait_for(c, h, id);
+        } else if (c->json) { cli_print_json(answer); answer = NULL; }
+        else (void)printf("%s\n", id);
+    }
+    cJSON_Delete(answer);
+    cJSON_Delete(spec);
+    client_free(h);
+    free(key);
+    free(body);
+    return rc;
+}
+
+int verb_list(struct cli *c)
+{
+    cJSON *answer;
+    struct client *h = remote_open(c);
+    char *state = client_escape(c->state ? c->state : ""), *name = client_escape(c->name ? c->name : ""), *limit = client_escape(c->limit ? c->limit : "50");
+    char *path = xasprintf("/v1/jobs?limit=%s%s%s%s%s", limit, *state ? "&state=" : "", state, *name ? "&name=" : "", name);
+    int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &answer);
+    if (rc == CLI_OK && c->json) {
+        cli_print_json(answer);
+        answer = NULL;
+    } else if (rc == CLI_OK) {
+        (void)printf("%-8s %-10s %-16s %-20s %-10s %s\n", "JOB", "STATE", "STEP", "CREATED", "LOSS", "NAME");
+        const cJSON *items = json_get(answer, "items");
+        for (const cJSON *j = items ? items->child : NULL; j; j = j->next) {
+            char step[48], loss[24] = "-";
+            double v;
+            const char *created = json_str(j, "created_at"), *n = json_str(j, "name"), *reason = json_str(j, "reason"), *s = json_str(j, "state");
+            (void)snprintf(step, sizeof step, "%.0f/%.0f", json_num(j, "step", 0), json_num(j, "max_steps", 0));
+            if (json_number(json_get(json_get(j, "progress"), "loss"), &v)) (void)snprintf(loss, sizeof loss, "%.4f", v);
+            (void)printf("%-8s %-10s %-16s %-20.19s %-10s %s%s%s%s\n", json_str(j, "id") ? json_str(j, "id") : "?", s ? s : "?", step, created ? created : "", loss, n ? n : "",
+                         reason && *reason && s && strcasecmp(s, "failed") == 0 ? "  (" : "", reason && *reason && s && strcasecmp(s, "failed") == 0 ? reason : "",
+                         reason && *reason && s && strcasecmp(s, "failed") == 0 ? ")" : "");
+        }
+        if (json_str(answer, "next")) (void)printf("… there are more; --limit shows up to 200\n");
+    }
+    cJSON_Delete(answer);
+    client_free(h);
+    free(path);
+    free(state);
+    free(name);
+    free(limit);
+    return rc;
+}
+
+/* Members of a job that people look for, in order; objects and lists are left to --json. */
+static void print_members(const cJSON *j, const char *const *names, int n)
+{
+    for (int i = 0; i < n; i++) {
+        const cJSON *v = json_get(j, names[i]);
+        double d;
+        if (cJSON_IsString(v) && *v->valuestring) (void)printf("%-14s %s\n", names[i], v->valuestring);
+        else if (json_number(v, &d)) (void)printf("%-14s %.10g\n", names[i], d);
+    }
+}
+
+int verb_show(struct cli *c)
+{
+    static const char *const about[] = { "id", "name", "state", "desired", "reason", "detail", "step", "max_steps", "attempt", "restarts", "ranks", "device", "priority",
+        "created_at", "started_at", "ended_at", "checkpoint", "output_dir" };
+    static const char *const now[] = { "loss", "tokens_per_s", "comm_share", "eta_s", "grad_norm", "learning_rate" };
+    cJSON *job, *list = NULL;
+    struct client *h = remote_open(c);
+    char *path = job_path(c->args[0], ""), *ranks = job_path(c->args[0], "/ranks"), *attempts = job_path(c->args[0], "/attempts");
+    int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &job);
+    if (rc == CLI_OK && c->json) {
+        cli_print_json(job);
+        job = NULL;
+    } else if (rc == CLI_OK) {
+        print_members(job, about, sizeof about / sizeof about[0]);
+        const cJSON *wait = json_get(job, "waiting");
+        if (json_str(wait, "text")) (void)printf("%-14s %s (position %.0f)\n", "waiting", json_str(wait, "text"), json_num(wait, "position", 0));
+        print_members(json_get(job, "progress"), now, sizeof now / sizeof now[0]);
+        if (remote_json(c, h, "GET", attempts, NULL, NULL, true, &list) == CLI_OK) {
+            const cJSON *items = json_get(list, "items");
+            for (const cJSON *a = items ? items->child : NULL; a; a = a->next)
+                (void)printf("attempt %.0f      %s%s%s  steps %.0f to %.0f  %s\n", json_num(a, "attempt", 0), json_str(a, "state") ? json_str(a, "state") : "?", json_str(a, "reason") ? " " : "",
+                             json_str(a, "reason") ? json_str(a, "reason") : "", json_num(a, "first_step", 0), json_num(a, "last_step", 0), json_str(a, "detail") ? json_str(a, "detail") : "");
+        }
+        cJSON_Delete(list);
+        list = NULL;
+        if (remote_json(c, h, "GET", ranks, NULL, NULL, true, &list) == CLI_OK) {
+            const cJSON *items = json_get(list, "items");
+            for (const cJSON *r = items ? items->child : NULL; r; r = r->next)
+                (void)printf("rank %-9.0f pid %.0f  %s  step %.0f\n", json_num(r, "rank", 0), json_num(r, "pid", 0), json_str(r, "state") ? json_str(r, "state") : "?", json_num(r, "step", 0));
+        }
+    }
+    cJSON_Delete(list);
+    cJSON_Delete(job);
+    client_free(h);
+    free(path);
+    free(ranks);
+    free(attempts);
+    return rc;
+}
+
+int verb_watch(struct cli *c)
+{
+    struct client *h = remote_open(c);
+    int rc = wait_for(c, h, c->args[0]);
+    client_free(h);
+    return rc;
+}
+
+int verb_action(struct cli *c)
+{
+    cJSON *answer, *body = cJSON_CreateObject();
+    struct client *h = remote_open(c);
+    char *more = xasprintf("/%s", c->verb->name), *path = job_path(c->args[0], more);
+    if (c->reason) json_add_str(body, "reason", c->reason);
+    char *text = json_line(body);
+    int rc = remote_json(c, h, "POST", path, text, NULL, false, &answer);
+    if (rc == CLI_OK && c->wait) {
+        cJSON *job = NULL;
+        rc = remote_watch(c, h, c->args[0], &job);
+        if (rc == CLI_OK) {     /* the wish was that it end: that it did is success */
+            (void)report_job(c, job);
+            rc = CLI_OK;
+        }
+        cJSON_Delete(job);
+    } else if (rc == CLI_OK && c->json) {
+        cli_print_json(answer);
+        answer = NULL;
+    } else if (rc == CLI_OK) (void)printf("%s %s\n", json_str(answer, "id") ? json_str(answer, "id") : c->args[0], json_str(answer, "state") ? json_str(answer, "state") : "?");
+    cJSON_Delete(answer);
+    cJSON_Delete(body);
+    client_free(h);
+    free(text);
+    free(path);
+    free(more);
+    return rc;
+}
+
+/* --- logs --- */
+
+/* Progress bars redraw by \r, and a log may hold anything: what goes to a terminal is made harmless, a file gets the bytes. */
+static void put_log(const char *s, size_t n, bool clean)
+{
+    if (!clean) { (void)fwrite(s, 1, n, stdout); return; }
+    for (size_t i = 0; i < n; i++) {
+        unsigned char ch = (unsigned char)s[i];
+        if (ch == '\r' && i + 1 < n && s[i + 1] != '\n') (void)putchar('\n');
+        else if (ch >= 0x20 || ch == '\n' || ch == '\t') (void)putchar(ch);
+    }
+}
+
+struct tailing { char *path; long long at; };
+
+/* Prints what the file has grown by; returns an exit code. */
+static int follow_one(struct cli *c, struct client *h, struct tailing *t, bool clean, bool *got)
+{
+    struct client_reply r;
+    struct error err;
+    char range[64];
+    *got = false;
+    (void)snprintf(range, sizeof range, "Range: bytes=%lld-%lld", t->at, t->at + (1 << 20) - 1);
+    if (client_call(h, "GET", t->path, NULL, range, &r, &err) != OK) { client_reply_release(&r); return CLI_UNREACHABLE; }
+    int rc = CLI_OK;
+    if (r.status == 206 || (r.status == 200 && t->at == 0)) {
+        put_log(r.body, r.len, clean);
+        t->at += (long long)r.len;
+        *got = r.len > 0;
+        if (r.status == 200) *got = false;
+    } else if (r.status == 416) {
+        if (r.total >= 0 && r.total < t->at) t->at = 0;         /* it was rotated: go on with the new file */
+    } else if (r.status != 200 && r.status != 503) {
+        cJSON *j = NULL;
+        (void)json_parse(&j, r.body, r.len, &json_limits_request, NULL);
+        rc = cli_complain(c, r.status == 400 ? CLI_USAGE : CLI_REFUSED, "%s", json_str(j, "detail") ? json_str(j, "detail") : "the daemon refuses");
+        cJSON_Delete(j);
+    }
+    client_reply_release(&r);
+    return rc;
+}
+
+static int follow_logs(struct cli *c, struct client *h, const char *id, const char *rank)
+{
+    bool clean = isatty(STDOUT_FILENO), ended = false;
+    char *job_at = job_path(id, ""), *more = xasprintf("/logs?rank=%s", rank);
+    struct tailing t = { job_path(id, more), 0 };
+    int rc = CLI_OK;
+    double lost = monotonic_s();
+    if (c->tail) {              /* where the last lines begin is found in the last MiB */
+        struct client_reply r;
+        if (client_call(h, "GET", t.path, NULL, "Range: bytes=-1048576", &r, NULL) == OK && (r.status == 206 || r.status == 200)) {
+            long long want = atoll(c->tail);
+            size_t from = r.len;
+            t.at = r.total >= 0 ? r.total : (long long)r.len;
+            for (long long lines = 0; from > 0; from--)
+                if (r.body[from - 1] == '\n' && from < r.len && ++lines == want) break;
+            if (want > 0) put_log(r.body + from, r.len - from, clean);
+        }
+        client_reply_release(&r);
+    }
+    while (rc == CLI_OK || rc == CLI_UNREACHABLE) {
+        bool got;
+        cJSON *job;
+        rc = follow_one(c, h, &t, clean, &got);
+        (void)fflush(stdout);
+        if (rc == CLI_OK) lost = monotonic_s();
+        else if (rc == CLI_UNREACHABLE && monotonic_s() - lost > 120) { rc = cli_complain(c, CLI_UNREACHABLE, "the daemon does not answer"); break; }
+        if (got) continue;
+        if (ended) break;
+        if (remote_json(c, h, "GET", job_at, NULL, NULL, true, &job) == CLI_OK) ended = state_is_final(json_str(job, "state"));
+        cJSON_Delete(job);
+        if (!ended) (void)usleep(300000);
+    }
+    free(t.path);
+    free(job_at);
+    free(more);
+    return rc;
+}
+
+int verb_logs(struct cli *c)
+{
+    struct client *h = remote_open(c);
+    struct client_reply r;
+    struct error err;
+    int rc = CLI_OK;
+    char *rank = client_escape(c->rank ? c->rank : "0");
+    if (c->follow && c->grep == NULL) {
+        if (strcmp(rank, "all") == 0) rc = cli_complain(c, CLI_USAGE, "-f follows one rank: --rank R");
+        else rc = follow_logs(c, h, c->args[0], rank);
+    } else if (c->follow) rc = cli_complain(c, CLI_USAGE, "-f and --grep do not go together; pipe through grep");
+    else {
+        char *grep = client_escape(c->grep ? c->grep : ""), *tail = client_escape(c->tail ? c->tail : "");
+        char *more = xasprintf("/logs?rank=%s%s%s%s%s", rank, *tail ? "&tail=" : "", tail, *grep ? "&grep=" : "", grep), *path = job_path(c->args[0], more);
+        if (client_call(h, "GET", path, NULL, NULL, &r, &err) != OK) rc = cli_complain(c, CLI_UNREACHABLE, "no answer from the daemon: %s", err.text);
+        else if (r.status != 200) {
+            cJSON *j = NULL;
+            (void)json_parse(&j, r.body, r.len, &json_limits_request, NULL);
+            rc = cli_complain(c, r.status == 400 ? CLI_USAGE : CLI_REFUSED, "%s", json_str(j, "detail") ? json_str(j, "detail") : "the daemon refuses");
+            cJSON_Delete(j);
+        } else if (c->json) {
+            cJSON *o = cJSON_CreateObject(), *lines = cJSON_AddArrayToObject(o, "lines");
+            for (char *save = NULL, *p = strtok_r(r.body, "\n", &save); p; p = strtok_r(NULL, "\n", &save)) {
+                size_t bad, n = strlen(p);
+                while (!utf8_valid(p, n, &bad)) p[bad] = '?';
+                (void)cJSON_AddItemToArray(lines, cJSON_CreateString(p));
+            }
+            cli_print_json(o);
+        } else put_log(r.body, r.len, isatty(STDOUT_FILENO));
+        client_reply_release(&r);
+        free(path);
+        free(more);
+        free(grep);
+        free(tail);
+    }
+    free(rank);
+    client_free(h);
+    return rc;
+}

@@ -217,30 +217,6 @@ static void read_record(struct run *r)
     free(path);
 }
 
-static void print_summary(const struct run *r, const cJSON *s, const char *state)
-{
-    char a[HUMAN], b[HUMAN];
-    const char *reason = json_str(r->record, "reason"), *detail = json_str(r->record, "detail");
-    (void)printf("%s", state);
-    if (strcmp(state, "succeeded") != 0) (void)printf(" (%s)%s%s", reason ? reason : "?", detail && *detail ? ": " : "", detail ? detail : "");
-    (void)printf("\n%.0f steps in %s", json_num(s, "steps", 0), human_time(a, monotonic_s() - r->began_s));
-    if (cJSON_IsNumber(json_get(s, "loss")) || cJSON_IsRaw(json_get(s, "loss"))) {
-        (void)printf(", loss %.4f", json_num(s, "loss", NAN));
-        if (json_get(s, "first_loss") && !cJSON_IsNull(json_get(s, "first_loss"))) (void)printf(" (from %.4f)", json_num(s, "first_loss", NAN));
-    }
-    (void)printf(", %s tokens/s, communication %.1f %%\n", human_count(a, json_num(s, "tokens_per_s", 0)), 100 * json_num(s, "comm_share", 0));
-    const cJSON *peak = json_get(s, "peak_bytes_by_rank"), *sent = json_get(s, "sent_bytes_by_rank");
-    (void)printf("rank   peak memory          sent\n");
-    for (int i = 0; i < cJSON_GetArraySize(peak); i++) {
-        double pb = 0, sb = 0;
-        (void)json_number(cJSON_GetArrayItem(peak, i), &pb);
-        (void)json_number(cJSON_GetArrayItem(sent, i), &sb);
-        (void)printf("%4d  %12s  %12s\n", i, human_bytes(a, pb), human_bytes(b, sb));
-    }
-    (void)printf("output: %s\n", json_str(s, "output_dir") ? json_str(s, "output_dir") : "?");
-    (void)printf("logs:   %s\n", r->dir);
-}
-
 static int report(struct run *r)
 {
     if (r->record == NULL) {
@@ -253,20 +229,9 @@ static int report(struct run *r)
         return cli_complain(r->c, CLI_FAILED, "the keeper ended without an exit record; see %s", r->dir);
     }
     const char *state = json_str(r->record, "state");
-    if (state == NULL) state = "failed";
-    const cJSON *s = json_get(r->record, "summary");
-    if (r->c->json) {
-        cJSON *o = cJSON_CreateObject();
-        json_add_str(o, "state", state);
-        json_add_str(o, "reason", json_str(r->record, "reason"));
-        json_add_str(o, "detail", json_str(r->record, "detail"));
-        for (const cJSON *v = s ? s->child : NULL; v; v = v->next) (void)cJSON_AddItemToObject(o, v->string, cJSON_Duplicate(v, true));
-        json_add_str(o, "checkpoint", json_str(r->record, "checkpoint"));
-        json_add_str(o, "job_dir", r->dir);
-        cli_print_json(o);
-    } else print_summary(r, s, state);
-    if (strcmp(state, "succeeded") == 0) return CLI_OK;
-    return strcmp(state, "failed") == 0 ? CLI_FAILED : CLI_STOPPED;
+    struct ending e = { .state = state ? state : "failed", .reason = json_str(r->record, "reason"), .detail = json_str(r->record, "detail"), .job_dir = r->dir,
+        .checkpoint = json_str(r->record, "checkpoint"), .summary = json_get(r->record, "summary"), .seconds = monotonic_s() - r->began_s };
+    return cli_report(r->c, &e);
 }
 
 static int make_job_dir(struct run *r, const char *output_dir, const cJSON *normal, char **spec_path)
