@@ -166,7 +166,8 @@ START_TEST(sampling_takes_whole_copies_then_a_random_part)
     char *path = file("s.jsonl", "{\"text\":\"a\"}\n{\"text\":\"b\"}\n{\"text\":\"c\"}\n{\"text\":\"d\"}"), *eleven = xasprintf("%s#11", path), *two = xasprintf("%s#2", path);
     char *x = read_all(eleven, NULL, NULL, &err), *y = read_all(two, NULL, NULL, &err), *z = read_all(two, NULL, NULL, &err);
     ck_assert_int_eq((int)strlen(x), 22);
-    for (const char *c = "a\0b\0c\0d"; c[0]; c += 2) ck_assert_int_ge(count(x, c), 2);
+    static const char *const letters[] = { "a", "b", "c", "d" };
+    for (int i = 0; i < 4; i++) ck_assert_int_ge(count(x, letters[i]), 2);
     ck_assert_int_eq((int)strlen(y), 4);
     ck_assert(y[0] != y[2]);
     ck_assert_str_eq(y, z);

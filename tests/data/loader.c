@@ -64,9 +64,9 @@ static int64_t fingerprints(const struct row *r, int64_t *out)
 {
     int64_t n = 0;
     for (int64_t d = 0; d < r->n_docs && r->cu[d] < r->tokens_real; d++) {
-        int64_t h = 0;
-        for (int64_t t = r->cu[d]; t < r->cu[d + 1]; t++) h = h * 31 + r->ids[t];
-        out[n++] = h;
+        uint64_t h = 0;
+        for (int64_t t = r->cu[d]; t < r->cu[d + 1]; t++) h = h * 31 + (uint64_t)r->ids[t];
+        out[n++] = (int64_t)(h >> 1);
     }
     return n;
 }
