@@ -40,6 +40,7 @@ static bool cpu_has_v4(void)
     static void fill_##isa(struct kernel_ops *ops) \
     { \
         fill_elementwise_##isa(ops); \
+        fill_matmul_##isa(ops); \
         fill_norm_##isa(ops); \
         fill_rope_##isa(ops); \
         fill_attention_##isa(ops); \
@@ -68,7 +69,6 @@ static void levels_init(void)
         l->usable = l->has();
         l->ops.name = "cpu";
         cpu_fill_device(&l->ops);
-        cpu_fill_matmul(&l->ops);
         l->fill(&l->ops);
     }
 }

@@ -20,10 +20,10 @@ int cpu_threads(int64_t units);
 const struct kernel_ops *kernel_ops_cpu_isa(const char *isa);
 
 void cpu_fill_device(struct kernel_ops *ops);
-void cpu_fill_matmul(struct kernel_ops *ops);
 
 #define CPU_FILL(isa) \
     void fill_elementwise_##isa(struct kernel_ops *ops); \
+    void fill_matmul_##isa(struct kernel_ops *ops); \
     void fill_norm_##isa(struct kernel_ops *ops); \
     void fill_rope_##isa(struct kernel_ops *ops); \
     void fill_attention_##isa(struct kernel_ops *ops); \

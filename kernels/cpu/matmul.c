@@ -1,71 +1,73 @@
-/* matmul.c - matrix products, through oneDNN (the only file with its header).
- *
- * f32: dnnl_sgemm. bf16: cast to f32 in chunks that stay in L2, then dnnl_sgemm; right on every processor, and where there is no
- * AMX also the fastest way (vdpbf16ps runs at half the f32 rate; measured). */
-#include <dnnl.h>
-#include <omp.h>
-
+/* matmul.c - matrix products. f32 is oneDNN's. bf16 is oneDNN's where it has AMX; elsewhere bf16 is cast to f32 in chunks, then f32:
+ * right on every processor, and without AMX also the fastest way (vdpbf16ps runs at half the rate of f32 multiply-adds; measured),
+ * since a cast costs little beside a product 512 wide. */
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/onednn.h"
 
-enum { CHUNK_M = 256, CHUNK_N = 256, CHUNK_K = 1024 };
+enum { CHUNK = 512, CHUNK_K = 1024 };
 
-static int sgemm(struct stream *s, float *c, int64_t ldc, const float *a, int64_t lda, bool ta, const float *b, int64_t ldb, bool tb,
-                 int64_t M, int64_t N, int64_t K, float alpha, float beta)
+/* y[rows,cols] = x at row stride ld, and back. */
+static void widen_chunk(float *y, const bf16 *x, int64_t ld, int64_t rows, int64_t cols)
 {
-    int threads = cpu_threads(INT64_MAX);
-    if (omp_get_max_threads() != threads) omp_set_num_threads(threads);
-    dnnl_status_t rc = dnnl_sgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', M, N, K, alpha, a, lda, b, ldb, beta, c, ldc);
-    if (rc != dnnl_success) return cpu_refuse(s, "matmul %lld x %lld x %lld: oneDNN status %d", (long long)M, (long long)N, (long long)K, (int)rc);
-    return OK;
+    #pragma omp parallel for schedule(static) num_threads(cpu_threads(blocks_of(rows * cols, 32 * BLOCK)))
+    for (int64_t r = 0; r < rows; r++) widen(y + r * cols, x + r * ld, cols);
+}
+static void narrow_chunk(bf16 *y, int64_t ld, const float *x, int64_t rows, int64_t cols)
+{
+    #pragma omp parallel for schedule(static) num_threads(cpu_threads(blocks_of(rows * cols, 32 * BLOCK)))
+    for (int64_t r = 0; r < rows; r++) narrow(y + r * ld, x + r * cols, cols);
 }
 
-/* x[r0..r0+rows) x [c0..c0+cols) of op(x) as stored, to dense f32. */
-static void gather(const struct kernel_ops *ops, struct stream *s, float *y, const bf16 *x, int64_t ld, int64_t r0, int64_t rows, int64_t c0, int64_t cols)
+static size_t chunks_ws(const struct product *p)
 {
-    for (int64_t r = 0; r < rows; r++) ops->cast(s, DT_F32, y + r * cols, DT_BF16, x + (r0 + r) * ld + c0, cols);
+    size_t m = (size_t)min64(CHUNK, p->M), n = (size_t)min64(CHUNK, p->N), k = (size_t)min64(CHUNK_K, p->K);
+    return sizeof(float) * ((m + n) * k + (p->dc == DT_F32 ? 0 : m * n));
 }
 
-static int matmul_chunks(struct stream *s, enum dtype dc, void *c, int64_t ldc, const bf16 *a, int64_t lda, bool ta, const bf16 *b, int64_t ldb,
-                         bool tb, int64_t M, int64_t N, int64_t K, float alpha, float beta, float *ws)
+static int by_chunks(const struct product *p, void *c, const bf16 *a, const bf16 *b, float *ws)
 {
-    const struct kernel_ops *ops = kernel_ops_cpu();
-    float *wa = ws, *wb = wa + CHUNK_M * CHUNK_K, *wc = wb + CHUNK_N * CHUNK_K;
-    for (int64_t n0 = 0; n0 < N; n0 += CHUNK_N) {
-        int64_t nn = min64(CHUNK_N, N - n0);
-        for (int64_t m0 = 0; m0 < M; m0 += CHUNK_M) {
-            int64_t mm = min64(CHUNK_M, M - m0);
-            float *out = dc == DT_F32 ? (float *)c + m0 * ldc + n0 : wc;
-            int64_t ldo = dc == DT_F32 ? ldc : nn;
-            if (dc != DT_F32 && beta != 0.0f) gather(ops, s, wc, c, ldc, m0, mm, n0, nn);
-            for (int64_t k0 = 0; k0 < K; k0 += CHUNK_K) {
-                int64_t kk = min64(CHUNK_K, K - k0);
-                if (ta) gather(ops, s, wa, a, lda, k0, kk, m0, mm);
-                else gather(ops, s, wa, a, lda, m0, mm, k0, kk);
-                if (tb) gather(ops, s, wb, b, ldb, n0, nn, k0, kk);
-                else gather(ops, s, wb, b, ldb, k0, kk, n0, nn);
-                int rc = sgemm(s, out, ldo, wa, ta ? mm : kk, ta, wb, tb ? kk : nn, tb, mm, nn, kk, alpha, k0 ? 1.0f : beta);
-                if (rc != OK) return rc;
+    float *wa = ws, *wb = wa + min64(CHUNK, p->M) * min64(CHUNK_K, p->K), *wc = wb + min64(CHUNK, p->N) * min64(CHUNK_K, p->K);
+    bool direct = p->dc == DT_F32;
+    for (int64_t n0 = 0; n0 < p->N; n0 += CHUNK) {
+        int64_t nn = min64(CHUNK, p->N - n0);
+        for (int64_t m0 = 0; m0 < p->M; m0 += CHUNK) {
+            int64_t mm = min64(CHUNK, p->M - m0);
+            float *out = direct ? (float *)c + m0 * p->ldc + n0 : wc;
+            if (!direct && p->beta != 0.0f) widen_chunk(wc, (const bf16 *)c + m0 * p->ldc + n0, p->ldc, mm, nn);
+            for (int64_t k0 = 0; k0 < p->K; k0 += CHUNK_K) {
+                int64_t kk = min64(CHUNK_K, p->K - k0);
+                if (p->ta) widen_chunk(wa, a + k0 * p->lda + m0, p->lda, kk, mm);
+                else widen_chunk(wa, a + m0 * p->lda + k0, p->lda, mm, kk);
+                bool have_b = m0 > 0 && p->K <= CHUNK_K;
+                if (!have_b && p->tb) widen_chunk(wb, b + n0 * p->ldb + k0, p->ldb, nn, kk);
+                else if (!have_b) widen_chunk(wb, b + k0 * p->ldb + n0, p->ldb, kk, nn);
+                struct product f32 = { DT_F32, DT_F32, p->ta, p->tb, mm, nn, kk, p->ta ? mm : kk, p->tb ? kk : nn, direct ? p->ldc : nn, p->alpha, k0 ? 1.0f : p->beta };
+                int rc = onednn_sgemm(&f32, out, wa, wb);
+                if (rc != 0) return rc;
             }
-            if (dc != DT_F32)
-                for (int64_t r = 0; r < mm; r++) ops->cast(s, DT_BF16, (bf16 *)c + (m0 + r) * ldc + n0, DT_F32, wc + r * nn, nn);
+            if (!direct) narrow_chunk((bf16 *)c + m0 * p->ldc + n0, p->ldc, wc, mm, nn);
         }
     }
-    return OK;
+    return 0;
 }
 
 static size_t matmul_ws(enum dtype dc, enum dtype da, int64_t M, int64_t N, int64_t K, bool ta, bool tb)
 {
-    (void)dc; (void)M; (void)N; (void)K; (void)ta; (void)tb;
-    return da == DT_F32 ? 0 : sizeof(float) * ((CHUNK_M + CHUNK_N) * (size_t)CHUNK_K + CHUNK_M * (size_t)CHUNK_N);
+    struct product p = { .dc = dc, .dab = da, .ta = ta, .tb = tb, .M = M, .N = N, .K = K };
+    if (da == DT_F32 || M <= 0 || N <= 0 || K <= 0) return 0;
+    size_t chunks = chunks_ws(&p), whole = onednn_bf16_ws(&p);
+    return chunks > whole ? chunks : whole;
 }
 
 /* K = 0: c = beta c, without reading c when beta is 0. */
-static void only_beta(enum dtype dc, void *c, int64_t ldc, int64_t M, int64_t N, float beta)
+static void only_beta(const struct product *p, void *c)
 {
-    for (int64_t m = 0; m < M; m++)
-        for (int64_t n = 0; n < N; n++) {
-            if (dc == DT_F32) { float *p = (float *)c + m * ldc + n; *p = beta == 0.0f ? 0.0f : beta * *p; }
-            else { bf16 *p = (bf16 *)c + m * ldc + n; *p = beta == 0.0f ? (bf16){ 0 } : f32_to_bf16(beta * bf16_to_f32(*p)); }
+    for (int64_t m = 0; m < p->M; m++)
+        for (int64_t n = 0; n < p->N; n++) {
+            float *f = (float *)c + m * p->ldc + n;
+            bf16 *h = (bf16 *)c + m * p->ldc + n;
+            if (p->dc == DT_F32) *f = p->beta == 0.0f ? 0.0f : p->beta * *f;
+            else *h = p->beta == 0.0f ? (bf16){ 0 } : to_bf16(p->beta * from_bf16(*h));
         }
 }
 
@@ -73,20 +75,26 @@ static int matmul(struct stream *s, enum dtype dc, void *c, int64_t ldc, enum dt
                   enum dtype db, const void *b, int64_t ldb, bool tb, int64_t M, int64_t N, int64_t K,
                   float alpha, float beta, void *ws, size_t ws_bytes)
 {
+    struct product p = { dc, da, ta, tb, M, N, K, lda, ldb, ldc, alpha, beta };
     if (da != db || (da != DT_F32 && da != DT_BF16) || (dc != da && dc != DT_F32))
         return cpu_refuse(s, "matmul: types %s = %s x %s are not supported", dtype_name(dc), dtype_name(da), dtype_name(db));
     if (M < 0 || N < 0 || K < 0 || lda < (ta ? M : K) || ldb < (tb ? K : N) || ldc < N)
         return cpu_refuse(s, "matmul: M %lld N %lld K %lld with row strides %lld %lld %lld", (long long)M, (long long)N, (long long)K,
                           (long long)lda, (long long)ldb, (long long)ldc);
     if (M == 0 || N == 0) return OK;
-    if (K == 0) { only_beta(dc, c, ldc, M, N, beta); return OK; }
-    if (ws_bytes < matmul_ws(dc, da, M, N, K, ta, tb))
-        return cpu_refuse(s, "matmul: %zu bytes of workspace, expected %zu", ws_bytes, matmul_ws(dc, da, M, N, K, ta, tb));
-    if (da == DT_F32) return sgemm(s, c, ldc, a, lda, ta, b, ldb, tb, M, N, K, alpha, beta);
-    return matmul_chunks(s, dc, c, ldc, a, lda, ta, b, ldb, tb, M, N, K, alpha, beta, ws);
+    if (K == 0) {
+        only_beta(&p, c);
+        return OK;
+    }
+    if (da == DT_BF16 && ws_bytes < chunks_ws(&p)) return cpu_refuse(s, "matmul: %zu bytes of workspace, expected at least %zu", ws_bytes, chunks_ws(&p));
+    int rc = 0;
+    if (da == DT_F32) rc = onednn_sgemm(&p, c, a, b);
+    else if (!onednn_bf16(&p, c, a, b, ws, ws_bytes)) rc = by_chunks(&p, c, a, b, ws);
+    if (rc != 0) return cpu_refuse(s, "matmul %lld x %lld x %lld: oneDNN status %d", (long long)M, (long long)N, (long long)K, rc);
+    return OK;
 }
 
-void cpu_fill_matmul(struct kernel_ops *ops)
+void ISA(fill_matmul)(struct kernel_ops *ops)
 {
     ops->matmul = matmul;
     ops->matmul_ws = matmul_ws;

@@ -1,5 +1,6 @@
-/* kernels.c - how near the CPU kernels come to this machine's limits: matrix products, attention, AdamW, in one run.
- * usage: kernels [THREADS [SECONDS]]   (not a test: nothing here passes or fails)
+/* bench_kernels - how near the CPU kernels come to this machine's limits: matrix products, attention, AdamW, in one run.
+ * usage: bench_kernels [THREADS [SECONDS [matmul|attention|adamw [baseline|v3|v4]]]]   (not a test: nothing here passes or fails)
+ * BENCH_BF16=1 takes oneDNN's bf16 whatever the hardware, 0 never.
  * The peak is measured beside each group by a register-only multiply-add loop on the same threads, so that a shared or throttled
  * machine shows in both numbers. Best of the repeats within SECONDS per line (default 0.5). One thread: by its CPU time, so
  * that other work on the machine counts little; more: by the clock on the wall. */
@@ -10,6 +11,7 @@
 #include <time.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/onednn.h"
 
 static int threads = 1;
 
@@ -165,6 +167,7 @@ int main(int argc, char **argv)
     ops = argc > 4 ? kernel_ops_cpu_isa(argv[4]) : kernel_ops_cpu();
     if (threads < 1 || !ops || ops->stream_new(&stream, true, NULL) != OK) return 2;
     kernel_cpu_threads(threads);
+    if (getenv("BENCH_BF16")) onednn_bf16_policy(atoi(getenv("BENCH_BF16")));
     measure_peak();
     if (!*only || strcmp(only, "matmul") == 0) {
         for (int t = 0; t < 2; t++) {

@@ -1,7 +1,8 @@
 /* Matrix products against f64, in every layout, with row strides, alpha and beta. */
+#include "kernels/cpu/onednn.h"
 #include "tests/kernels/common.h"
 
-static const struct { int64_t M, N, K; } sizes[] = { { 1, 1, 1 }, { 3, 5, 7 }, { 64, 33, 129 }, { 257, 300, 65 }, { 5, 261, 1100 }, { 2, 3, 0 } };
+static const struct { int64_t M, N, K; } sizes[] = { { 1, 1, 1 }, { 3, 5, 7 }, { 64, 33, 129 }, { 257, 300, 65 }, { 5, 261, 1100 }, { 513, 7, 5 }, { 3, 520, 1030 }, { 2, 3, 0 } };
 
 static void check(enum dtype dc, enum dtype da, int64_t M, int64_t N, int64_t K, bool ta, bool tb, float alpha, float beta)
 {
@@ -41,6 +42,17 @@ START_TEST(f32) { all_layouts(DT_F32, DT_F32); } END_TEST
 START_TEST(bf16_to_f32_sums) { all_layouts(DT_F32, DT_BF16); } END_TEST
 START_TEST(bf16_to_bf16) { all_layouts(DT_BF16, DT_BF16); } END_TEST
 
+/* oneDNN's own bf16, which is otherwise taken only where there is AMX; twice, so that a kept primitive is used again. */
+START_TEST(bf16_in_hardware)
+{
+    onednn_bf16_policy(1);
+    for (int i = 0; i < 2; i++) {
+        all_layouts(DT_F32, DT_BF16);
+        all_layouts(DT_BF16, DT_BF16);
+    }
+}
+END_TEST
+
 START_TEST(nothing_and_refusals)
 {
     const struct kernel_ops *ops = kernel_ops_cpu();
@@ -59,6 +71,7 @@ static void add_tests(TCase *tc)
     tcase_add_test(tc, f32);
     tcase_add_test(tc, bf16_to_f32_sums);
     tcase_add_test(tc, bf16_to_bf16);
+    tcase_add_test(tc, bf16_in_hardware);
     tcase_add_test(tc, nothing_and_refusals);
 }
 
