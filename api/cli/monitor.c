@@ -7,11 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "api/cli/remote.h"
 
-struct screen { char *text; size_t len, cap; int rows; bool tty; };
+struct screen { char *text; size_t len, cap, line; int rows; bool tty; };     /* line: where the current one starts */
 
 static void put(struct screen *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
@@ -29,10 +30,23 @@ static void put(struct screen *s, const char *fmt, ...)
     s->len += (size_t)n;
 }
 
+/* On a terminal a line is cut at the edge and the table at the last row: what wraps or scrolls cannot be drawn over. */
 static void end_line(struct screen *s)
 {
-    put(s, s->tty ? "\033[K\n" : "\n");
-    s->rows++;
+    struct winsize w = { 0 };
+    if (s->tty && (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) < 0 || w.ws_col == 0)) w = (struct winsize){ .ws_col = 80, .ws_row = 24 };
+    if (s->tty) {
+        size_t at = s->line;
+        for (int columns = 0; at < s->len; at++)
+            if (((unsigned char)s->text[at] & 0xC0) != 0x80 && ++columns >= w.ws_col) break;
+        s->len = at;
+        if (s->rows >= w.ws_row - 1) s->len = s->line;
+    }
+    if (!s->tty || s->rows < w.ws_row - 1) {
+        put(s, s->tty ? "\033[K\n" : "\n");
+        s->rows++;
+    }
+    s->line = s->len;
 }
 
 /* A name from outside must not move the cursor. */
@@ -52,7 +66,7 @@ static void show(struct screen *s, int *before)
     (void)fflush(stdout);
     *before = s->rows;
     s->rows = 0;
-    s->len = 0;
+    s->len = s->line = 0;
 }
 
 static bool number(const cJSON *o, const char *name, double *v) { return json_number(json_get(o, name), v); }
@@ -104,7 +118,7 @@ static void put_job(struct screen *s, const cJSON *job)
     put(s, "%s  %s  %s", id ? id : "?", state ? state : "?", plain(name, json_str(job, "name")));
     if (reason && *reason) put(s, "  (%s)", reason);
     end_line(s);
-    if (detail && *detail && strlen(detail) < 400) { put(s, "%.*s", s->tty ? terminal_columns() - 1 : 400, detail); end_line(s); }
+    if (detail && *detail && strlen(detail) < 400) { put(s, "%s", detail); end_line(s); }
     put(s, "step %.0f/%.0f (%.0f%%)  loss %s  %s tokens/s  communication %s  ETA %s", step, steps, steps > 0 ? 100 * step / steps : 0, loss,
         human_count(a, json_num(p, "tokens_per_s", NAN)), percent(pc, p, "comm_share", 1), human_time(b, eta));
     end_line(s);

@@ -171,7 +171,7 @@ int verb_help(struct cli *c)
 int verb_completion(struct cli *c)
 {
     if (c->n_args && strcmp(c->args[0], "bash") != 0) return cli_complain(c, CLI_USAGE, "completion is made for bash, not for %s", c->args[0]);
-    (void)printf("_ringmaster() {\n    local word=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words=\n    if [ \"$COMP_CWORD\" -eq 1 ]; then words='");
+    (void)printf("_ringmaster() {\n    COMPREPLY=()\n    local word=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words=\n    if [ \"$COMP_CWORD\" -eq 1 ]; then words='");
     for (int i = 0; i < n_verbs; i++) (void)printf("%s%s", i ? " " : "", verbs[i].name);
     (void)printf("'\n    else case $verb in\n");
     for (int i = 0; i < n_verbs; i++) {

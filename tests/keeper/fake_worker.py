@@ -7,7 +7,7 @@ import json, os, signal, socket, sys, threading, time
 if "--plan" in sys.argv:
     bad = os.environ.get("RM_FAKE_PLAN")
     print(json.dumps({"ok": False, "problems": [{"pointer": "/model", "code": "not_found", "message": bad}]} if bad else
-                     {"ok": True, "ranks": [], "steps": 5, "warnings": []}))
+                     {"ok": True, "ranks": [], "steps": json.load(open(sys.argv[sys.argv.index("--plan") + 1]))["max_steps"] or 5, "warnings": []}))
     sys.exit(2 if bad else 0)
 args = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 rank, world = int(args["--rank"]), int(args["--world"])

@@ -1,0 +1,211 @@
+"""The client as people and scripts use it: run without a daemon, the verbs with one. Workers are fake (tests/keeper)."""
+import json, os, re, signal, subprocess, sys, tempfile, time, urllib.request
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "keeper"))
+from harness import BUILD, FAKE, ROOT, main
+
+R = os.path.abspath(os.path.join(BUILD, "ringmaster"))
+OK, FAILED, USAGE, STOPPED, UNREACHABLE, REFUSED = range(6)
+
+
+def place(**spec):
+    d = tempfile.mkdtemp(dir=ROOT)
+    os.mkdir(os.path.join(d, "model"))
+    open(os.path.join(d, "d.jsonl"), "w").close()
+    full = {"name": "t", "model": "model", "dataset": ["d.jsonl"], "output_dir": "out", "nproc_per_node": 2, "max_steps": 4, "grace_ms": 2000, "stall_timeout_ms": 5000, **spec}
+    path = os.path.join(d, "spec.json")
+    json.dump(full, open(path, "w"))
+    return path
+
+
+def run(*args, env=None, **kw):
+    p = subprocess.run([R, *args], env={**os.environ, "RM_WORKER": FAKE, "RINGMASTER_HOME": "/nonexistent", **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, **kw)
+    return p.returncode, p.stdout, p.stderr
+
+
+def test_run_succeeds(keeper):
+    spec = place()
+    code, out, err = run("run", spec, "--json", cwd="/")
+    s = json.loads(out)
+    assert code == OK and s["state"] == "succeeded", (code, out, err)
+    for name in ("state", "steps", "loss", "tokens_per_s", "peak_bytes_by_rank", "comm_share", "sent_bytes_by_rank", "output_dir"):
+        assert name in s, name
+    assert s["output_dir"] == os.path.join(os.path.dirname(spec), "out")      # relative to the spec's folder
+    assert "step 4/4" in err and "\033" not in err and "\r" not in err
+    code, out, err = run("run", spec)
+    assert code == OK and out.startswith("succeeded") and "rank   peak memory" in out
+
+
+def test_run_flags(keeper):
+    spec = place()
+    d = tempfile.mkdtemp(dir=ROOT)
+    code, out, err = run("run", "--max_steps", "2", "--set", "seed=7", "--packing", spec, "--output_dir=here", "--json", cwd=d)
+    s = json.loads(out)
+    assert code == OK and s["steps"] == 2 and s["output_dir"] == os.path.join(d, "here"), (out, err)
+    used = json.load(open(os.path.join(s["job_dir"], "spec.json")))
+    assert used["seed"] == 7 and used["packing"] is True and used["model"] == os.path.join(os.path.dirname(spec), "model")
+    code, out, err = run("run", "--model", "m", "--dataset", "a.jsonl", "b.jsonl", "--output_dir", "o", "--max-steps", "1", "--json", cwd=d)
+    used = json.load(open(os.path.join(json.loads(out)["job_dir"], "spec.json")))
+    assert used["dataset"] == [d + "/a.jsonl", d + "/b.jsonl"], used
+
+
+def test_run_refuses_and_leaves_nothing(keeper):
+    spec = place(max_length="long", no_such_field=1)
+    code, out, err = run("run", spec, "--json")
+    at = {p["pointer"] for p in json.loads(out)["problems"]}
+    assert code == USAGE and at == {"/max_length", "/no_such_field"}, (code, out)
+    assert "/max_length" in err and not os.path.exists(os.path.join(os.path.dirname(spec), "out"))
+    spec = place()
+    code, out, err = run("run", spec, "--json", env={"RM_FAKE_PLAN": "there is no such folder"})
+    assert code == USAGE and json.loads(out)["problems"][0]["pointer"] == "/model" and "no such folder" in err
+    assert not os.path.exists(os.path.join(os.path.dirname(spec), "out"))
+    for bad in (["run"], ["run", "/no/such/file"], ["run", spec, "extra"], ["run", spec, "--bogus"], ["run", spec, "--set", "x"], ["run", spec, "--set", "x=1"], ["dance"], ["show"]):
+        code, out, err = run(*bad)
+        assert code == USAGE and err and not out, (bad, code, out, err)
+
+
+def test_run_fails(keeper):
+    code, out, err = run("run", place(), "--json", env={"RM_FAKE": "1:kill,*:hang"})
+    s = json.loads(out)
+    assert code == FAILED and s["state"] == "failed" and s["reason"] == "rank_died" and "rank 1" in s["detail"], (out, err)
+    assert "rank 1 was ended by signal 9" in err
+
+
+def test_interrupts(keeper):
+    for signals, fake in ((1, "*:ok"), (2, "*:ignore_term")):
+        p = subprocess.Popen([R, "run", place(max_steps=1000, grace_ms=60000), "--json"], env={**os.environ, "RM_WORKER": FAKE, "RM_FAKE": fake}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in p.stderr:
+            if line.startswith("step"):
+                break
+        for i in range(signals):
+            p.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        out, err = p.communicate(timeout=30)
+        s = json.loads(out)
+        assert p.returncode == STOPPED and s["state"] == "cancelled", (out, err)
+        assert (s["checkpoint"] or "").startswith("/ckpt/") == (signals == 1)
+
+
+def test_plan_schema_help(keeper):
+    assert run("plan", place())[0] == OK
+    code, out, err = run("plan", place(), "--json", env={"RM_FAKE_PLAN": "no"})
+    assert code == USAGE and json.loads(out)["problems"]
+    code, out, _ = run("schema", "--json")
+    assert code == OK and "max_length" in json.loads(out)["properties"]
+    for args in ([], ["help"], ["help", "run"], ["help", "exit-codes"], ["run", "--help"], ["schema"], ["version"]):
+        code, out, err = run(*args)
+        assert code == (OK if args else USAGE) and (out if args else err)
+    verbs = re.findall(r"^  (\w+) ", run("help")[1], re.M)
+    assert len(verbs) > 20
+    for v in verbs:
+        assert run("help", v)[0] == OK, v
+
+
+def test_completion(keeper):
+    script = run("completion")[1]
+    code = script + '\nCOMP_WORDS=(ringmaster run --max_l) COMP_CWORD=2; _ringmaster; echo "${COMPREPLY[*]}"; COMP_WORDS=(ringmaster mon) COMP_CWORD=1; _ringmaster; echo "${COMPREPLY[*]}"'
+    out = subprocess.run(["bash", "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert out == "--max_length\nmonitor\n", out
+
+
+def test_import(keeper):
+    code, out, _ = run("import", "swift", "--json", "--", "swift", "sft", "--model", "/m", "--dataset", "a b.jsonl", "--quant_bits", "4")
+    r = json.loads(out)
+    assert code == FAILED and not r["supported"] and r["spec"]["dataset"] == ["a b.jsonl"] and {f["flag"]: f["status"] for f in r["flags"]}["--quant_bits"] == "unsupported"
+    path = os.path.join(tempfile.mkdtemp(dir=ROOT), "x.yaml")
+    open(path, "w").write("model_name_or_path: /m\ndataset: d\noutput_dir: o\n")
+    code, out, err = run("import", "llamafactory", path)
+    assert code == OK and json.loads(out)["model"] == "/m" and "translated" in err
+    assert run("import", "swift", "-", input="swift sft --model /m --dataset d")[0] == OK
+    assert run("import", "axolotl", path)[0] == USAGE and run("import", "swift", "--", "echo")[0] == USAGE
+
+
+class Daemon:
+    def __init__(self, port=0, home=None, fake="*:ok", step_s="0.1"):
+        self.home = home or tempfile.mkdtemp(dir=ROOT)
+        self.env = {**os.environ, "RM_WORKER": FAKE, "RM_FAKE": fake, "RM_FAKE_STEP_S": step_s}
+        self.start(port)
+
+    def start(self, port):
+        self.log = open(os.path.join(self.home, "log"), "a")
+        self.p = subprocess.Popen([os.path.join(BUILD, "ringmasterd"), "--home", self.home, "--port", str(port), "--allow-root", ROOT, "--slots", "4", "--worker", FAKE],
+                                  env=self.env, stdout=self.log, stderr=self.log)
+        for _ in range(200):
+            try:
+                self.url = open(os.path.join(self.home, "url")).read().strip()
+                urllib.request.urlopen(self.url + "/readyz", timeout=5)
+                return
+            except OSError:
+                assert self.p.poll() is None, open(self.log.name).read()
+                time.sleep(0.05)
+        raise AssertionError("the daemon is not ready")
+
+    def stop(self, kill=False):
+        (self.p.kill if kill else self.p.terminate)()
+        self.p.wait(20)
+
+    def __call__(self, *args, **kw):
+        return run(*args, env={"RINGMASTER_HOME": self.home}, **kw)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self("kill", "j1"), self("kill", "j2")
+        time.sleep(0.3)
+        self.stop()
+        self.log.close()
+
+
+def test_daemon_verbs(keeper):
+    with Daemon() as d:
+        code, out, err = d("submit", place(max_steps=3), "--wait", "--json")
+        s = json.loads(out)
+        assert code == OK and s["state"] == "succeeded" and s["steps"] == 3 and s["id"] == "j1" and s["sent_bytes_by_rank"] == [300, 300], (out, err)
+        code, out, err = d("submit", place(max_steps=400, name="long <one>"))
+        assert (code, out) == (OK, "j2\n"), (out, err)
+        for _ in range(100):
+            if json.loads(d("show", "j2", "--json")[1])["step"] > 2:
+                break
+            time.sleep(0.1)
+        code, out, err = d("monitor", "--once")
+        assert code == OK and out.startswith("j2  running  long <one>") and "RANK" in out and "\033" not in out, out
+        assert len(json.loads(d("monitor", "j2", "--once", "--json")[1])["ranks"]) == 2
+        code, out, err = d("top", "--once")
+        assert "2 of 4 devices busy, 1 jobs running" in out, out
+        assert [j["id"] for j in json.loads(d("list", "--json")[1])["items"]] == ["j2", "j1"]
+        assert "j1" in d("list", "--state", "succeeded")[1] and "j2" not in d("list", "--state", "succeeded")[1]
+        assert "state          running" in d("show", "j2")[1]
+        assert d("logs", "j1", "--rank", "1", "--tail", "1")[1] == "rank 1 step 3\n"
+        assert d("logs", "j1", "-f", "--tail", "2")[1] == "rank 0 step 2\nrank 0 step 3\n"
+        assert d("logs", "j1", "-f")[1].count("\n") == 3
+        assert d("logs", "j1", "--grep", "step 2")[1] == "rank 0 step 2\n"
+        code, out, err = d("pause", "j2", "--wait", "--json")
+        assert code == OK and json.loads(out)["state"] == "paused" and json.loads(out)["checkpoint"], (out, err)
+        assert d("watch", "j2")[0] == STOPPED
+        assert d("cancel", "j2", "--wait")[0] == OK
+        assert d("watch", "j1")[0] == OK
+        code, out, err = d("submit", place(), "--model", "/etc")
+        assert code == USAGE and "/model" in err, err
+        assert d("show", "j77")[0] == REFUSED and d("resume", "j1")[0] == REFUSED
+        assert run("list", "--url", d.url, "--token", "nonsense")[0] == REFUSED
+        same = place(max_steps=1)
+        assert d("submit", same, "--key", "k1")[1] == d("submit", same, "--key", "k1")[1]
+        assert run("list", "--url", "http://127.0.0.1:1")[0] == UNREACHABLE
+
+
+def test_followed_over_a_restart(keeper):
+    with Daemon(step_s="0.05") as d:
+        p = subprocess.Popen([R, "submit", place(max_steps=120), "--wait", "--json"], env={**os.environ, "RINGMASTER_HOME": d.home}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(2)
+        port = int(d.url.rsplit(":", 1)[1])
+        d.stop(kill=True)
+        time.sleep(1)
+        d.start(port)
+        out, err = p.communicate(timeout=60)
+        s = json.loads(out)
+        assert p.returncode == OK and s["state"] == "succeeded" and s["steps"] == 120, (out, err)
+        assert "waiting for it" in err and "is back" in err, err
+
+
+main(globals())
