@@ -240,6 +240,9 @@ async function showJob(id) {
 const eventText = e => {
   const d = e.data || {};
   if (typeof d.text === 'string') return d.text;
+  if (e.kind === 'job') return [d.before ? `${d.before} → ${d.state}` : d.state, d.reason, d.detail].filter(Boolean).join(', ');
+  if (e.kind === 'done') return `step ${d.step}, loss ${number(d.loss)}, ${count(d.tokens_per_s)} tokens/s`;
+  if (e.kind === 'checkpoint') return `step ${d.step}: ${d.path}`;
   return Object.entries(d).filter(([, v]) => v !== null && typeof v !== 'object').map(([k, v]) => `${k} ${v}`).join(', ');
 };
 
@@ -254,6 +257,7 @@ function drawHead(head, j, last, ranks) {
   const bar = el('i');
   bar.style.width = `${100 * done}%`;
   const shares = ranks.map(r => r.metrics && r.metrics.comm_share).filter(x => typeof x === 'number');
+  if (!shares.length && j.summary && typeof j.summary.comm_share === 'number') shares.push(j.summary.comm_share);
   const fact = (value, label) => el('div', {}, el('b', {}, value), el('span', {}, label));
   const parallel = j.plan && j.plan.parallel;
   head.replaceChildren(
