@@ -23,6 +23,8 @@ def main():
         losses = {}
         for policy in POLICIES:
             for i, tuner in enumerate(TUNERS):
+                if i > 0 and policy in ("attention", "offload_disk"):
+                    continue
                 for n, U, R in SHAPES if i < 1 else SHAPES[2:3]:
                     spec = dict(model=model, init="random", torch_dtype="float32", dataset=[data], template="chatml", max_length=200, packing=True, max_steps=2, device="cpu",
                                 nproc_per_node=n, ulysses_size=U, ring_size=R, threads_per_rank=1, gradient_checkpointing=policy, save_only_model=True,
@@ -44,7 +46,7 @@ def main():
                         assert sum(b["bytes"] for b in want["buffers"] if not b["scratch"]) <= want["peak_bytes"] <= sum(b["bytes"] for b in want["buffers"])
                         checked += 1
         print(f"{checked} ranks took exactly what was planned")
-        assert checked > 50
+        assert checked > 80
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
