@@ -111,6 +111,11 @@ struct kernel_ops {
     int  (*swiglu_fwd)(struct stream *s, enum dtype dt, void *y, const void *gate, const void *up, int64_t n); /* silu(gate)*up; y may be gate or up */
     /* dgate, dup may be dy, gate or up (each its own). */
     int  (*swiglu_bwd)(struct stream *s, enum dtype dt, void *dgate, void *dup, const void *dy, const void *gate, const void *up, int64_t n);
+    /* By column, for DoRA. NULL in a backend that does not have them yet. */
+    /* y[n,:] = x[n,:] * c (f32 [C]); y may be x. */
+    int  (*col_scale)(struct stream *s, enum dtype dt, void *y, const void *x, const float *c, int64_t N, int64_t C);
+    /* out[:] f32 += c * sum_n a[n,:] * b[n,:]. */
+    int  (*col_dot)(struct stream *s, enum dtype dt, float *out, const void *a, const void *b, const float *c, int64_t N, int64_t C);
     /* cos, sin f32 [N,D/2] of pos[n] * inv_freq[i] (computed in f64), times `factor` (YaRN's attention factor, else 1). */
     int  (*rope_table)(struct stream *s, float *cos, float *sin, const int32_t *pos, const float *inv_freq, int64_t N, int64_t D, float factor);
     /* Rotates (Hugging Face half-split convention) and writes destination-major in one pass:

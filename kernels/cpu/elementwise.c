@@ -85,6 +85,47 @@ static int bias_bwd(struct stream *s, enum dtype dt, float *db, const void *dy, 
     return OK;
 }
 
+static int col_scale(struct stream *s, enum dtype dt, void *y, const void *x, const float *c, int64_t N, int64_t C)
+{
+    if (!is_act(dt)) return bad_type(s, "col_scale", dt);
+    #pragma omp parallel for schedule(static) num_threads(cpu_threads(blocks_of(N * C, 8 * BLOCK)))
+    for (int64_t n = 0; n < N; n++) {
+        for (int64_t c0 = 0; c0 < C; c0 += BLOCK) {
+            int64_t cn = min64(BLOCK, C - c0), at = n * C + c0;
+            float t0[BLOCK], t1[BLOCK];
+            const float *xx = block_in(dt, t0, x, at, cn);
+            float *out = block_out(dt, t1, y, at);
+            #pragma omp simd
+            for (int64_t i = 0; i < cn; i++) out[i] = xx[i] * c[c0 + i];
+            block_done(dt, y, at, out, cn);
+        }
+    }
+    return OK;
+}
+
+static int col_dot(struct stream *s, enum dtype dt, float *out, const void *a, const void *b, const float *c, int64_t N, int64_t C)
+{
+    if (!is_act(dt)) return bad_type(s, "col_dot", dt);
+    int64_t parts = blocks_of(C, COLUMNS);
+    #pragma omp parallel for schedule(static) num_threads(cpu_threads(min64(parts, blocks_of(N * C, 8 * BLOCK))))
+    for (int64_t p = 0; p < parts; p++) {
+        int64_t c0 = p * COLUMNS, cn = min64(COLUMNS, C - c0);
+        float ta[COLUMNS], tb[COLUMNS];
+        double total[COLUMNS] = { 0 };
+        for (int64_t n0 = 0; n0 < N; n0 += 128) {       /* as in bias_bwd */
+            float sum[COLUMNS] = { 0 };
+            for (int64_t n = n0; n < min64(N, n0 + 128); n++) {
+                const float *x = block_in(dt, ta, a, n * C + c0, cn), *y = block_in(dt, tb, b, n * C + c0, cn);
+                #pragma omp simd
+                for (int64_t i = 0; i < cn; i++) sum[i] += x[i] * y[i];
+            }
+            for (int64_t i = 0; i < cn; i++) total[i] += sum[i];
+        }
+        for (int64_t i = 0; i < cn; i++) out[c0 + i] = (float)(out[c0 + i] + c[c0 + i] * total[i]);
+    }
+    return OK;
+}
+
 static int add(struct stream *s, enum dtype dt, void *y, const void *a, const void *b, int64_t n)
 {
     if (!is_real(dt)) return bad_type(s, "add", dt);
@@ -241,6 +282,8 @@ void ISA(fill_elementwise)(struct kernel_ops *ops)
     ops->embed_bwd = embed_bwd;
     ops->bias_add = bias_add;
     ops->bias_bwd = bias_bwd;
+    ops->col_scale = col_scale;
+    ops->col_dot = col_dot;
     ops->add = add;
     ops->swiglu_fwd = swiglu_fwd;
     ops->swiglu_bwd = swiglu_bwd;

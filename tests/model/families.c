@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/model/rig.h"
 #include "worker/model/merge.h"
@@ -17,6 +18,7 @@ static const struct { const char *name, *base, *more; } cases[] = {
     { "lora-rs-some", "qwen2-untied", "\"lora_rank\":3,\"lora_alpha\":6,\"use_rslora\":true,\"target_modules\":[\"q_proj\",\"mlp.down_proj\"]" },
     { "lora-save", "qwen2-untied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\",\"embed_tokens\",\"input_layernorm\"]" },
     { "lora-save-tied", "qwen2-tied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\"]" },
+    { "dora", "qwen2-untied", "\"lora_rank\":3,\"lora_alpha\":6,\"use_dora\":true,\"target_modules\":[\"q_proj\",\"v_proj\",\"up_proj\",\"down_proj\"]" },
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 static const enum act_policy policies[] = { ACT_NONE, ACT_ATTENTION, ACT_LAYER, ACT_OFFLOAD_HOST, ACT_OFFLOAD_DISK };
@@ -40,7 +42,7 @@ static void open_case(struct rig *r, struct test_case *c, int i, enum act_policy
     struct error err = { 0 };
     const char *base = cases[i].base ? cases[i].base : cases[i].name;
     case_open(c, fixture(cases[i].name));
-    if (cases[i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,\"offload_dir\":\"/tmp\",\"adapter\":\"%s\",%s%s", fixture(cases[i].name), cases[i].more, extra);
+    if (cases[i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"offload_dir\":\"/tmp\",\"adapter\":\"%s\",%s%s", fixture(cases[i].name), cases[i].more, *extra ? extra : ",\"lora_dropout\":0");
     else (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\",\"offload_dir\":\"/tmp\"%s", extra);
     ck_assert_msg(rig_open(r, fixture(base), more, policy, c->row.T + 3, c->row.n_docs + 1, &err) == OK, "%s: %s", cases[i].name, err.text);
     ck_assert_msg(model_load(r->m, fixture(base), &err) == OK, "%s: %s", cases[i].name, err.text);
@@ -113,6 +115,91 @@ START_TEST(accumulates)
     ck_assert_int_eq(model_forward_backward(r.m, 0.25, &loss, &err), OK);
     for (int64_t k = 0; k < p->n_flat; k++) ck_assert_msg(fabsf(p->flat_g[k] - 2 * once[k]) <= 1e-6f + 1e-5f * fabsf(once[k]), "%lld: %g, twice %g", (long long)k, (double)p->flat_g[k], (double)once[k]);
     free(once);
+    case_close(&c);
+    rig_close(&r);
+}
+END_TEST
+
+/* With dropout on, the gradient is the derivative of the loss that the same masks give. DoRA's norms stand still meanwhile. */
+START_TEST(dropout_gradients)
+{
+    static const char *const name[] = { "lora", "dora" };
+    struct rig r;
+    struct test_case c;
+    struct error err = { 0 };
+    int i = 0;
+    while (strcmp(cases[i].name, name[_i]) != 0) i++;
+    open_case(&r, &c, i, ACT_ATTENTION, ",\"lora_dropout\":0.3");
+    const struct params *p = model_params(r.m);
+    ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_zero_grads(r.m, &err), OK);
+    struct model_loss at = { 0 }, without = { 0 };
+    ck_assert_int_eq(model_eval(r.m, &without, &err), OK);
+    ck_assert_int_eq(model_forward_backward(r.m, 1, &at, &err), OK);
+    ck_assert(fabs(at.loss_sum - without.loss_sum) > 1e-3);         /* the masks do something */
+    float *g = xmalloc((unsigned long)p->n_flat * sizeof *g);
+    memcpy(g, p->flat_g, (size_t)p->n_flat * sizeof *g);
+    for (int64_t k = 0; k < p->n; k++) {
+        const struct param *q = &p->v[k];
+        if (!q->trained) continue;
+        double norm = 0, l[2];
+        for (int64_t j = 0; j < q->n; j++) norm += (double)g[q->at + j] * (double)g[q->at + j];
+        if (norm == 0) continue;
+        float step = (float)(0.01 / sqrt(norm));        /* along the gradient: the loss moves by 0.02 |g| */
+        for (int side = 0; side < 2; side++) {
+            float h = side ? -2 * step : step;
+            for (int64_t j = 0; j < q->n; j++) ((float *)q->w)[j] += h * g[q->at + j];
+            if (q->lora == LORA_MAGNITUDE) ck_assert_int_eq(model_weights_changed(r.m, &err), OK);
+            struct model_loss x = { 0 };
+            ck_assert_int_eq(model_forward_backward(r.m, 1, &x, &err), OK);
+            l[side] = x.loss_sum;
+        }
+        for (int64_t j = 0; j < q->n; j++) ((float *)q->w)[j] += step * g[q->at + j];
+        if (q->lora == LORA_MAGNITUDE) ck_assert_int_eq(model_weights_changed(r.m, &err), OK);
+        double slope = (l[0] - l[1]) / (2 * (double)step), e = fabs(slope - norm) / norm;
+        ck_assert_msg(e < 0.01 || fabs(slope - norm) * (double)step < 1e-4, "%s: slope %g, gradient %g", q->name, slope, norm);
+    }
+    free(g);
+    case_close(&c);
+    rig_close(&r);
+}
+END_TEST
+
+/* bf16: no further from the truth than twice what torch's bf16 is, for the same rounded weights. */
+START_TEST(bf16_errors)
+{
+    static const char *const more[] = { ",\"tuner_type\":\"full\"", ",\"tuner_type\":\"full\",\"gradient_checkpointing\":\"layer\"" };
+    struct rig r;
+    struct test_case c;
+    struct error err = { 0 };
+    struct model_loss loss = { 0 };
+    case_open(&c, fixture("qwen2-bf16"));
+    ck_assert_msg(rig_open(&r, fixture("qwen2-bf16"), more[_i], _i ? ACT_LAYER : ACT_NONE, c.row.T, c.row.n_docs, &err) == OK, "%s", err.text);
+    ck_assert_msg(model_load(r.m, fixture("qwen2-bf16"), &err) == OK, "%s", err.text);
+    ck_assert_int_eq(model_zero_grads(r.m, &err), OK);
+    ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+    ck_assert_msg(model_forward_backward(r.m, 1.0 / c.row.weight_sum, &loss, &err) == OK, "%s", err.text);
+    double *want = case_get(&c, "loss", NULL), *torch = case_get(&c, "bf16.loss", NULL);
+    ck_assert_double_le(fabs(loss.loss_sum / c.row.weight_sum - *want) / *want, 2 * *torch + 1e-3);
+    free(want);
+    free(torch);
+    const struct params *p = model_params(r.m);
+    double ours = 0, theirs = 0;
+    for (int64_t k = 0; k < p->n; k++) {
+        char name[300];
+        int64_t n;
+        (void)snprintf(name, sizeof name, "grad.%s", p->v[k].name);
+        want = case_get(&c, name, &n);
+        (void)snprintf(name, sizeof name, "bf16.%s", p->v[k].name);
+        torch = case_get(&c, name, NULL);
+        double e = relative(want, p->v[k].g, n);
+        ck_assert_msg(e <= 2 * *torch, "%s: error %.4g, torch's bf16 %.4g", p->v[k].name, e, *torch);
+        ours += e;
+        theirs += *torch;
+        free(want);
+        free(torch);
+    }
+    ck_assert_double_le(ours, 1.3 * theirs);
     case_close(&c);
     rig_close(&r);
 }
@@ -244,6 +331,8 @@ int main(void)
     tcase_add_loop_test(t, saves_and_loads, 0, N_CASES);
     tcase_add_loop_test(t, samples, 0, N_CASES);
     tcase_add_loop_test(t, merges, 0, 5);
+    tcase_add_loop_test(t, dropout_gradients, 0, 2);
+    tcase_add_loop_test(t, bf16_errors, 0, 2);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);

@@ -35,6 +35,7 @@ MODELS = {
     "llama": dict(model_type="llama", attention_bias=True, mlp_bias=True),
     "llama-old": dict(model_type="llama", old=True, **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
     "mistral": dict(model_type="mistral", sliding_window=6, head_dim=8),
+    "qwen2-bf16": dict(model_type="qwen2", bf16=True, hidden_size=32, head_dim=None),
     "rope-linear": dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="linear", factor=2.5)),
     "rope-dynamic": dict(model_type="llama", num_hidden_layers=1, max_position_embeddings=8, docs=[23], **rope(rope_type="dynamic", factor=2.0)),
     "rope-yarn": dict(model_type="qwen2", num_hidden_layers=1, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
@@ -69,9 +70,9 @@ def batch(seed, docs, vocab):
     return dict(input_ids=ids.int(), labels=labels.int(), loss_weights=weights, position_ids=torch.tensor(positions).int(), cu_seqlens=torch.tensor(cu))
 
 
-def run(model, b):
-    """Loss and gradients in float64; returns what a case expects."""
-    model.double().train()
+def run(model, b, dtype=torch.float64):
+    """Loss and gradients, in float64 unless told otherwise; returns what a case expects."""
+    model.to(dtype).train()
     cu = b["cu_seqlens"].tolist()
     total = b["loss_weights"].double().sum()
     logits, loss = [], 0.0
@@ -108,22 +109,34 @@ def old_spelling(path):
 
 def make_model(name, over):
     over = dict(over)
-    old, docs = over.pop("old", False), over.pop("docs", DOCS)
+    old, docs, bf16 = over.pop("old", False), over.pop("docs", DOCS), over.pop("bf16", False)
+    over = {k: v for k, v in over.items() if v is not None}
     cfg = AutoConfig.for_model(**{**TINY, **over})
     cfg._attn_implementation = "eager"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(cfg, dtype=torch.float32)
     randomise(model, len(name))
     out = os.path.join(HERE, name)
+    if bf16:
+        model = model.bfloat16()
     model.save_pretrained(out)
     if os.path.exists(os.path.join(out, "generation_config.json")):
         os.remove(os.path.join(out, "generation_config.json"))
     if old:
         old_spelling(os.path.join(out, "config.json"))
     b = batch(1, docs, cfg.vocab_size)
+    low = {}
+    if bf16:                                    # what torch's bf16 makes of the same weights
+        rough = run(model, b, torch.bfloat16)
+        low = {n: p.grad.double() for n, p in model.named_parameters()}
+        model.zero_grad()
+        model = model.double()
     r = run(model, b)
+    if bf16:
+        low = {"bf16." + n: torch.tensor([((g - p.grad).norm() / p.grad.norm()).item()]) for (n, g), p in zip(low.items(), model.parameters())}
+        low["bf16.loss"] = (rough["loss"] - r["loss"]).abs() / r["loss"]
     grads = {"grad." + n: p.grad.float() for n, p in model.named_parameters()}
-    save_file({**b, **r, **grads}, os.path.join(out, "case.safetensors"))
+    save_file({**b, **r, **grads, **low}, os.path.join(out, "case.safetensors"))
     print(name, r["loss"].item())
 
 

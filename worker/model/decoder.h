@@ -13,7 +13,7 @@ struct linear {                 /* y = x W^T + b + s drop(x) A^T B^T */
     struct param *w, *b, *A, *B, *mag;      /* b, A, B, mag may be NULL */
     int64_t in, out;
     uint64_t id;                /* which of the model's linears; part of the dropout's seed */
-    float *norm;                /* DoRA: |W + s B A| by row [out], device */
+    float *inv_norm, *c;        /* DoRA, device [out]: 1 / |W + s B A| by row; mag times that */
 };
 
 struct layer {
@@ -82,6 +82,9 @@ struct model {
     uint8_t *correct, *h_correct;
     void *l_t, *l_dt, *l_x, *l_dx;          /* LoRA tile [lora_tile,r] x2, [lora_tile,max_in] x2 (dropout only) */
     int64_t lora_tile;
+    void *l_y;                  /* DoRA tile [lora_tile,max_out] */
+    float *l_w, *l_wy, *ones;   /* DoRA norms: [dora_rows,max_in] x2 f32, [max_in] */
+    int64_t dora_rows, widest;  /* widest: the longest row of any linear's weight or output */
     void *ws;
     int64_t ws_bytes;
     void *norm_ws;
@@ -110,6 +113,11 @@ int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, 
 int linear_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t N, int64_t row0);
 /* What the products need as workspace and LoRA as scratch, taken in model_new. */
 void linear_layout(struct model *m, struct arena *device);
+
+/* DoRA: what depends on the weights; init_mag: the magnitudes start as the norms. */
+int dora_refresh(struct model *m, struct linear *l, bool init_mag);
+enum { LAYER_LINEARS = 7 };
+struct linear *layer_linear(struct layer *l, int i);
 
 /* layer.c */
 int layer_fwd(struct model *m, struct layer *l, void *x_out);

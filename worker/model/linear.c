@@ -4,9 +4,12 @@
  * not grow with the row; t = drop(x) A^T is computed again in backward rather than kept. Dropout's mask is a function of (seed,
  * row, linear, position in the row, column): the same for any number of ranks and in forward and backward.
  * Source: Hu et al. 2106.09685; gradients: dB = s dy^T t, dt = s dy B, dA = dt^T drop(x), dx += drop'(dt A). */
+#include <math.h>
+#include <stdlib.h>
+
 #include "worker/model/decoder.h"
 
-enum { LORA_TILE = 4096 };
+enum { LORA_TILE = 4096, DORA_ROWS = 256 };
 
 int model_op(struct model *m, const char *what, int rc)
 {
@@ -56,8 +59,99 @@ static int drop(struct model *m, const struct linear *l, void *out, const void *
 
 static bool drops(const struct model *m) { return m->train && m->dropout > 0; }
 
+/* --- DoRA: y = c (xd W^T + s xd A^T B^T) + (x - xd) W^T + b, c = mag / |W + s B A| by row, xd = drop(x), the norm held constant.
+ * Source: Liu et al. 2402.09353 §4.3, as PEFT computes it. --- */
+static int scale_columns(struct model *m, void *y, const void *x, const float *c, int64_t n, int64_t C)
+{
+    return model_op(m, "DoRA scale", m->ops->col_scale(m->s, m->dt, y, x, c, n, C));
+}
+
+/* y holds x W^T. */
+static int dora_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
+{
+    void *v = y;
+    if (drops(m)) {
+        TRY(drop(m, l, m->l_x, x, n, row0));
+        x = m->l_x;
+        v = m->l_y;
+        TRY(product_nt(m, v, x, l->w->w, n, l->out, l->in, 1, 0));
+        TRY(model_op(m, "axpy", m->ops->axpy(m->s, m->dt, y, m->dt, v, -1, n * l->out)));
+    }
+    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_nt(m, v, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(scale_columns(m, v, v, l->c, n, l->out));
+    return v == y ? OK : model_op(m, "add", m->ops->add(m->s, m->dt, y, y, v, n * l->out));
+}
+
+static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t n, int64_t row0)
+{
+    if (drops(m)) {
+        TRY(drop(m, l, m->l_x, x, n, row0));
+        x = m->l_x;
+    }
+    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_nt(m, m->l_y, x, l->w->w, n, l->out, l->in, 1, 0));
+    TRY(product_nt(m, m->l_y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(model_op(m, "DoRA gradient", m->ops->col_dot(m->s, m->dt, l->mag->g, dy, m->l_y, l->inv_norm, n, l->out)));
+    TRY(scale_columns(m, m->l_y, dy, l->c, n, l->out));
+    TRY(product_tn(m, l->B->g, m->l_y, m->l_t, l->out, m->rank_r, n, m->lora_scale));
+    TRY(product_nn(m, m->l_dt, m->l_y, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
+    TRY(product_tn(m, l->A->g, m->l_dt, x, m->rank_r, l->in, n, 1));
+    if (!dx) return OK;
+    if (!drops(m)) {
+        TRY(product_nn(m, dx, m->l_y, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
+        return product_nn(m, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
+    }
+    TRY(product_nn(m, dx, dy, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
+    TRY(product_nn(m, m->l_dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
+    TRY(product_nn(m, m->l_dx, m->l_y, l->w->w, n, l->in, l->out, 1, 1));
+    TRY(product_nn(m, m->l_dx, dy, l->w->w, n, l->in, l->out, -1, 1));
+    TRY(drop(m, l, m->l_x, m->l_dx, n, row0));
+    return model_op(m, "add", m->ops->add(m->s, m->dt, dx, dx, m->l_x, n * l->in));
+}
+
+/* inv_norm and c of one linear, from the weights as they are now. */
+int dora_refresh(struct model *m, struct linear *l, bool init_mag)
+{
+    const struct kernel_ops *ops = m->ops;
+    int64_t rows = m->dora_rows, in = l->in, r = m->rank_r;
+    size_t size = dtype_size(m->dt), ws = (size_t)m->ws_bytes;
+    float *host = xmalloc((unsigned long)l->out * 2 * sizeof *host), *c = host + l->out;
+    void *mag = xmalloc((unsigned long)l->out * size);
+    int rc = OK;
+    for (int64_t o = 0; o < l->out && rc == OK; o += rows) {
+        int64_t n = l->out - o < rows ? l->out - o : rows;
+        rc = ops->cast(m->s, DT_F32, m->l_w, m->dt, (char *)l->w->w + (size_t)(o * in) * size, n * in);
+        if (rc == OK) rc = ops->matmul(m->s, DT_F32, m->l_w, in, m->dt, (char *)l->B->w + (size_t)(o * r) * size, r, false, m->dt, l->A->w, in, false, n, in, r, m->lora_scale, 1, m->ws, ws);
+        if (rc == OK) rc = ops->rmsnorm_fwd(m->s, DT_F32, m->l_wy, l->inv_norm + o, m->l_w, m->ones, n, in, 0);
+    }
+    if (rc == OK) rc = ops->copy(m->s, host, l->inv_norm, (size_t)l->out * sizeof *host);
+    if (rc == OK && !init_mag) rc = ops->copy(m->s, mag, l->mag->w, (size_t)l->out * size);
+    rc = model_op(m, "DoRA norm", rc);
+    if (rc == OK) rc = ops->stream_wait(m->s, m->err);
+    for (int64_t o = 0; o < l->out && rc == OK; o++) {
+        host[o] = isfinite(host[o]) ? host[o] / sqrtf((float)in) : 0;          /* 1 / norm; a row of zeros stays zero */
+        float g = m->dt == DT_BF16 ? bf16_to_f32(((bf16 *)mag)[o]) : ((float *)mag)[o];
+        if (init_mag) {
+            g = host[o] > 0 ? 1 / host[o] : 0;
+            if (m->dt == DT_BF16) ((bf16 *)mag)[o] = f32_to_bf16(g);
+            else ((float *)mag)[o] = g;
+        }
+        c[o] = g * host[o];
+    }
+    if (rc == OK) rc = model_op(m, "copy", ops->copy(m->s, l->inv_norm, host, (size_t)l->out * sizeof *host));
+    if (rc == OK) rc = model_op(m, "copy", ops->copy(m->s, l->c, c, (size_t)l->out * sizeof *c));
+    if (rc == OK && init_mag) rc = model_op(m, "copy", ops->copy(m->s, l->mag->w, mag, (size_t)l->out * size));
+    if (rc == OK) rc = ops->stream_wait(m->s, m->err);
+    free(host);
+    free(mag);
+    return rc;
+}
+
+/* --- LoRA --- */
 static int adapter_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
 {
+    if (l->mag) return dora_fwd(m, l, y, x, n, row0);
     if (drops(m)) {
         TRY(drop(m, l, m->l_x, x, n, row0));
         x = m->l_x;
@@ -86,25 +180,25 @@ static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const 
 int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t N, int64_t row0)
 {
     TRY(product_nt(m, y, x, l->w->w, N, l->out, l->in, 1, 0));
-    if (l->b) TRY(model_op(m, "bias", m->ops->bias_add(m->s, m->dt, y, l->b->w, N, l->out)));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
         TRY(adapter_fwd(m, l, (char *)y + (size_t)(i * l->out) * size, (const char *)x + (size_t)(i * l->in) * size, n, row0 + i));
     }
-    return OK;
+    return l->b ? model_op(m, "bias", m->ops->bias_add(m->s, m->dt, y, l->b->w, N, l->out)) : OK;
 }
 
 int linear_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t N, int64_t row0)
 {
     if (l->w->g) TRY(product_tn(m, l->w->g, dy, x, l->out, l->in, N, 1));
     if (l->b && l->b->g) TRY(model_op(m, "bias gradient", m->ops->bias_bwd(m->s, m->dt, l->b->g, dy, N, l->out)));
-    if (dx) TRY(product_nn(m, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
+    if (dx && !l->mag) TRY(product_nn(m, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
-        TRY(adapter_bwd(m, l, dx ? (char *)dx + (size_t)(i * l->in) * size : NULL, (const char *)dy + (size_t)(i * l->out) * size,
-                        (const char *)x + (size_t)(i * l->in) * size, n, row0 + i));
+        void *dxi = dx ? (char *)dx + (size_t)(i * l->in) * size : NULL;
+        const void *dyi = (const char *)dy + (size_t)(i * l->out) * size, *xi = (const char *)x + (size_t)(i * l->in) * size;
+        TRY(l->mag ? dora_bwd(m, l, dxi, add, dyi, xi, n, row0 + i) : adapter_bwd(m, l, dxi, dyi, xi, n, row0 + i));
     }
     return OK;
 }
@@ -121,6 +215,31 @@ static void need_linear(struct model *m, int64_t rows, int64_t out, int64_t in)
     need(m, m->dt, rows, out, in, false, true);
     need(m, m->dt, rows, in, out, false, false);
     need(m, DT_F32, out, in, rows, true, false);
+}
+
+struct linear *layer_linear(struct layer *l, int i)
+{
+    struct linear *const all[LAYER_LINEARS] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+    return all[i];
+}
+
+static void layout_dora(struct model *m, struct arena *device, int64_t widest)
+{
+    m->dora_rows = DORA_ROWS;
+    m->widest = widest;
+    need(m, DT_F32, m->dora_rows, widest, m->rank_r, false, false);
+    m->l_y = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "dora.y");
+    m->l_w = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w");
+    m->l_wy = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w_scaled");
+    m->ones = arena_take(device, MEM_WORKSPACE, DT_F32, widest, 0, 0, 0, "dora.ones");
+    for (int64_t i = 0; i < m->c->L; i++) {
+        for (int k = 0; k < LAYER_LINEARS; k++) {
+            struct linear *l = layer_linear(&m->layers[i], k);
+            if (!l->mag) continue;
+            l->inv_norm = arena_take(device, MEM_WEIGHTS, DT_F32, l->out, 0, 0, 0, "layers.%lld.%d.inv_norm", (long long)i, k);
+            l->c = arena_take(device, MEM_WEIGHTS, DT_F32, l->out, 0, 0, 0, "layers.%lld.%d.dora", (long long)i, k);
+        }
+    }
 }
 
 void linear_layout(struct model *m, struct arena *device)
@@ -147,6 +266,7 @@ void linear_layout(struct model *m, struct arena *device)
             m->l_x = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "lora.x");
             m->l_dx = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "lora.dx");
         }
+        if (m->dora) layout_dora(m, device, widest);
     }
     m->ws = arena_take(device, MEM_WORKSPACE, DT_U8, m->ws_bytes, 0, 0, 0, "matmul.workspace");
 }

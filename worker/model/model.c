@@ -70,7 +70,7 @@ static int read_options(struct model *m, const struct model_options *o, struct e
     m->rank_r = s->lora_rank;
     m->dropout = m->lora ? (float)s->lora_dropout : 0;
     m->lora_scale = m->lora ? (float)(s->use_rslora ? s->lora_alpha / sqrt((double)s->lora_rank) : s->lora_alpha / (double)s->lora_rank) : 0;
-    if (m->dora) return error_set(err, E_UNSUPPORTED, "use_dora: not built yet");
+    if (m->dora && !m->ops->col_scale) return error_set(err, E_UNSUPPORTED, "use_dora: not built for %s; use device cpu", m->ops->name);
     m->max_Tl = (m->max_T + m->P - 1) / m->P;
     m->max_T = m->max_Tl * m->P;
     m->mlp_tile = MLP_TILE_BYTES / (m->c->F * (int64_t)dtype_size(m->dt));
@@ -261,8 +261,13 @@ int model_zero_grads(struct model *m, struct error *err)
 
 int model_weights_changed(struct model *m, struct error *err)
 {
-    (void)m;
-    (void)err;
+    m->err = err;
+    for (int64_t i = 0; m->dora && i < m->c->L; i++) {
+        for (int k = 0; k < LAYER_LINEARS; k++) {
+            struct linear *l = layer_linear(&m->layers[i], k);
+            if (l->mag) TRY(dora_refresh(m, l, false));
+        }
+    }
     return OK;
 }
 

@@ -91,6 +91,24 @@ static int init_param(struct model *m, struct param *p, uint64_t seed, struct er
     return fill_param(m, p, fill_from_seed, &f, err);
 }
 
+/* DoRA: magnitudes start as the norms of the weights. */
+static int dora_start(struct model *m)
+{
+    if (!m->dora) return OK;
+    void *ones = xmalloc((unsigned long)m->widest * sizeof(float));
+    for (int64_t i = 0; i < m->widest; i++) ((float *)ones)[i] = 1;
+    int rc = model_op(m, "copy", m->ops->copy(m->s, m->ones, ones, (size_t)m->widest * sizeof(float)));
+    if (rc == OK) rc = m->ops->stream_wait(m->s, m->err);
+    free(ones);
+    for (int64_t i = 0; i < m->c->L && rc == OK; i++) {
+        for (int k = 0; k < LAYER_LINEARS && rc == OK; k++) {
+            struct linear *l = layer_linear(&m->layers[i], k);
+            if (l->mag) rc = dora_refresh(m, l, true);
+        }
+    }
+    return rc;
+}
+
 /* Copies made from other tensors, once those are there. */
 static int init_derived(struct model *m, struct error *err)
 {
@@ -100,7 +118,7 @@ static int init_derived(struct model *m, struct error *err)
         if (p->init == INIT_COPY)
             TRY(model_op(m, "copy", m->ops->copy(m->s, p->w, m->params.v[p->source].w, (size_t)p->n * dtype_size(p->dt))));
     }
-    return model_weights_changed(m, err);
+    return dora_start(m);
 }
 
 /* Embedding and trained matrices start as N(0, initializer_range) as in Hugging Face's _init_weights. */
