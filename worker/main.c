@@ -35,6 +35,9 @@ static const struct verb verbs[] = {
     { "--merge", "ADAPTER OUTPUT [--base MODEL]", "folds an adapter into its base model", verb_merge },
     { "--sample", "CHECKPOINT --prompt TEXT [--max_new_tokens N] [--temperature T] [--seed N]", "continues a text", verb_sample },
     { "--tokenize", "--model DIR [--no-special] [--decode]", "JSONL of texts or conversations to token ids, or back", verb_tokenize },
+    { "--render", "--template FILE | --model DIR", "conversations through a chat template, line by line", verb_render },
+    { "--check", "PATH...", "one line for each path: what it is, or what is wrong and where", verb_check },
+    { "--dataset", "SPEC.json [--json] [--rows N]", "the data set as it will be trained", verb_dataset },
 };
 enum { VERBS = (int)(sizeof verbs / sizeof verbs[0]) };
 

@@ -12,5 +12,8 @@ int verb_devices(int argc, char **argv);
 int verb_merge(int argc, char **argv);
 int verb_sample(int argc, char **argv);
 int verb_tokenize(int argc, char **argv);        /* worker/data/tokenize.c */
+int verb_render(int argc, char **argv);
+int verb_check(int argc, char **argv);
+int verb_dataset(int argc, char **argv);
 
 #endif

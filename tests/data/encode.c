@@ -1,11 +1,13 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "api/file.h"
 #include "worker/data/encode.h"
 
 /* The sample's text with trained stretches in [ ]. */
-static char *shown(const char *json, const char *loss_scale)
+static char *shown_by(const char *template, const char *json, const char *loss_scale)
 {
     struct pool pool = { 0 };
     struct value v;
@@ -17,7 +19,14 @@ static char *shown(const char *json, const char *loss_scale)
     struct encoded out = { 0 };
     struct buf b = { 0 };
     ck_assert_int_eq(tokenizer_open(&tok, "", NULL), OK);
-    ck_assert_msg(template_open(&tmpl, "", "chatml", tok, &err) == OK, "%s", err.text);
+    if (template) {
+        char path[] = "/tmp/rm-encode-XXXXXX";
+        int fd = mkstemp(path);
+        ck_assert_int_eq(write_all(fd, template, strlen(template), NULL), OK);
+        (void)close(fd);
+        ck_assert_msg(template_open_file(&tmpl, path, &err) == OK, "%s", err.text);
+        (void)unlink(path);
+    } else ck_assert_msg(template_open(&tmpl, "", "chatml", tok, &err) == OK, "%s", err.text);
     e.tok = tok;
     e.tmpl = tmpl;
     e.loss_scale = (enum loss_scale)loss_scale_named(loss_scale);
@@ -39,6 +48,8 @@ static char *shown(const char *json, const char *loss_scale)
     pool_release(&pool);
     return b.p;
 }
+
+static char *shown(const char *json, const char *loss_scale) { return shown_by(NULL, json, loss_scale); }
 
 #define TURNS "{\"messages\":[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"assistant\",\"content\":\"a\"%s},{\"role\":\"user\",\"content\":\"v\"},{\"role\":\"assistant\",\"content\":\"%s\"}]}"
 
@@ -71,12 +82,45 @@ START_TEST(text_is_trained_whole_and_ends)
 }
 END_TEST
 
+/* Templates that make trouble: history without its reasoning, tool calls, roles that must alternate, a prompt that opens a think block. */
+#define HEAD "{% for m in messages %}{% if m.role != 'assistant' %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% else %}"
+#define TAIL "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+#define CALLS "{% for c in m.tool_calls or [] %}{{ '\\n' if m.content or not loop.first }}{{ '<call>' + c.function.name + c.function.arguments | string + '</call>' }}{% endfor %}"
+static const char forgets[] = HEAD "{{ '<|im_start|>assistant\\n' }}{% if loop.last %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}{{ m.content }}" CALLS TAIL;
+static const char strict[] = "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call before a tool') }}{% endif %}{% endfor %}" HEAD
+    "{{ '<|im_start|>assistant\\n' }}{% if loop.last %}{{ '<think></think>' }}{% endif %}{{ m.content }}" CALLS TAIL;
+static const char opens[] = HEAD "{{ '<|im_start|>assistant\\n' }}{{ m.content.split('</think>')[-1].strip() if not loop.last else m.content }}"
+    "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}";
+static const char says[] = HEAD "{{ '<|im_start|>assistant\\n' }}{% generation %}{{ m.content }}{% endgeneration %}" TAIL;
+#define M(role, more) "{\"role\":\"" role "\"," more "}"
+#define CALL "\"content\":\"\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]"
+#define TALK "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", CALL ",\"reasoning_content\":\"hm\"") "," M("tool", "\"content\":\"r\"") "," \
+    M("assistant", "\"content\":\"a\",\"reasoning_content\":\"so\"") "," M("user", "\"content\":\"p\"") "," M("assistant", "\"content\":\"b\",\"reasoning_content\":\"z\"") "]}"
+#define US(t) "<|im_start|>user\n" t "<|im_end|>\n<|im_start|>assistant\n"
+static const struct { const char *template, *json, *out; } hard[] = {
+    { forgets, TALK, US("q") "[<call>f{'x': 1}</call><|im_end|>\n]<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>\n]" US("p") "[<think>z</think>b<|im_end|>\n]" },
+    { strict, TALK, US("q") "[<call>f{'x': 1}</call><|im_end|>\n]<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>\n]" US("p") "[<think></think>b<|im_end|>\n]" },
+    { opens, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"<think>\\nw</think> a\"") "," M("user", "\"content\":\"a\"") "," M("assistant", "\"content\":\"<think>\\nv</think>b\"") "]}",
+      US("q") "[a<|im_end|>\n]" US("a") "<think>\n[v</think>b<|im_end|>\n]" },
+    { says, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"a\"") "," M("user", "\"content\":\"p\"") "," M("assistant", "\"content\":\"b\"") "]}",
+      US("q") "[a]<|im_end|>\n" US("p") "[b]<|im_end|>\n" },
+};
+
+START_TEST(turns_are_found_though_history_is_rewritten)
+{
+    char *got = shown_by(hard[_i].template, hard[_i].json, "default");
+    ck_assert_str_eq(got, hard[_i].out);
+    free(got);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("encode");
     TCase *t = tcase_create("encode");
     tcase_add_loop_test(t, assistant_turns_are_trained, 0, sizeof cases / sizeof cases[0]);
     tcase_add_test(t, text_is_trained_whole_and_ends);
+    tcase_add_loop_test(t, turns_are_found_though_history_is_rewritten, 0, sizeof hard / sizeof hard[0]);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);

@@ -130,15 +130,34 @@ static size_t common_suffix(const struct buf *a, const struct buf *b, size_t mos
     return i;
 }
 
-/* The conversation with turn i's words replaced by MARK. */
-static struct value marked(struct work *w, size_t n, size_t i)
+/* The first n messages with what the model wrote in turn i replaced by MARK. Its tool calls go too; keep_calls: they stay, with their names
+ * and arguments marked, for templates that insist on the order of roles. */
+static struct value marked(struct work *w, size_t n, size_t i, bool keep_calls)
 {
-    struct value all = v_list(&w->pool), m = v_dict(&w->pool), old = w->messages.l->v[i];
-    for (size_t k = 0; k < n; k++) list_add(&w->pool, all.l, w->messages.l->v[k]);
+    struct pool *p = &w->pool;
+    struct value all = v_list(p), m = v_dict(p), old = w->messages.l->v[i];
+    for (size_t k = 0; k < n; k++) list_add(p, all.l, w->messages.l->v[k]);
     for (size_t k = 0; k < old.d->n; k++) {
-        if (value_is_str(old.d->k[k], "reasoning_content") || value_is_str(old.d->k[k], "thinking")) continue;
-        dict_set(&w->pool, m.d, old.d->k[k], value_is_str(old.d->k[k], "content") ? v_cstr(MARK) : old.d->v[k]);
+        struct value key = old.d->k[k], v = old.d->v[k];
+        if (value_is_str(key, "reasoning_content") || value_is_str(key, "thinking") || value_is_str(key, "reasoning")) continue;
+        if (value_is_str(key, "tool_calls") && !keep_calls) continue;
+        if (value_is_str(key, "content")) v = v_cstr(MARK);
+        else if (value_is_str(key, "tool_calls") && v.type == V_LIST) {
+            struct value calls = v_list(p);
+            for (size_t c = 0; c < v.l->n; c++) {
+                struct value call = v_dict(p), f = v_dict(p);
+                if (v.l->v[c].type == V_DICT)
+                    for (size_t j = 0; j < v.l->v[c].d->n; j++) dict_set(p, call.d, v.l->v[c].d->k[j], v.l->v[c].d->v[j]);
+                dict_set(p, f.d, v_cstr("name"), v_cstr(MARK));
+                dict_set(p, f.d, v_cstr("arguments"), v_cstr(MARK));
+                dict_set(p, call.d, v_cstr("function"), f);
+                list_add(p, calls.l, call);
+            }
+            v = calls;
+        }
+        dict_set(p, m.d, key, v);
     }
+    if (!dict_find(m.d, "content")) dict_set(p, m.d, v_cstr("content"), v_cstr(MARK));
     all.l->v[i] = m;
     return all;
 }
@@ -160,7 +179,9 @@ static int find_turn(struct work *w, size_t i, size_t before, size_t *from, size
              && memcmp(whole->p, w->part.text.p, w->part.text.n) == 0) { *to = w->part.text.n; have_to = true; }
     int rc = OK;
     if (!have_from || !have_to || *from < before || *from > *to) {
-        rc = render(w, marked(w, n, i), false, &w->other, err);
+        bool keep = false;
+        rc = render(w, marked(w, n, i, false), false, &w->other, &quiet);
+        if (rc != OK) rc = render(w, marked(w, n, i, keep = true), false, &w->other, err);
         if (rc == OK) {
             size_t start = common_prefix(whole, &w->other.text), most = whole->n - start;
             if (w->other.text.n - start < most) most = w->other.text.n - start;
@@ -185,10 +206,10 @@ static int find_turn(struct work *w, size_t i, size_t before, size_t *from, size
                 /* the end-of-turn mark is what stands after the words when the turn is the last one */
                 *to = end;
                 struct error q2 = { 0 };
-                if (render(w, marked(w, i + 1, i), false, &w->other, &q2) == OK) {
-                    const char *mark = memmem(w->other.text.p, w->other.text.n, MARK, strlen(MARK));
-                    if (mark) {
-                        const char *tail = mark + strlen(MARK);
+                if (render(w, marked(w, i + 1, i, keep), false, &w->other, &q2) == OK) {
+                    const char *tail = NULL, *s = w->other.text.p, *stop = s + w->other.text.n;
+                    for (const char *hit; (hit = memmem(s, (size_t)(stop - s), MARK, strlen(MARK))) != NULL; s = tail) tail = hit + strlen(MARK);
+                    if (tail) {
                         size_t left = (size_t)(w->other.text.p + w->other.text.n - tail);
                         while (left > 0 && *to < whole->n && *tail == whole->p[*to]) { tail++; left--; (*to)++; }
                     }

@@ -203,6 +203,9 @@ int loader_val(struct loader *l, int64_t i, const struct row **row, struct error
 
 /* --- figures --- */
 
+const struct corpus *loader_documents(const struct loader *l) { return &l->train; }
+const struct tokenizer *loader_tokenizer(const struct loader *l) { return l->tok; }
+
 void loader_info(const struct loader *l, struct loader_info *out)
 {
     const struct corpus *c = &l->train;

@@ -39,6 +39,11 @@ int loader_val(struct loader *l, int64_t i, const struct row **row, struct error
 /* Micro-batches handed out so far; loader_seek makes the next loader_next return micro-batch number n of the same order. */
 int64_t loader_position(const struct loader *l);
 int loader_seek(struct loader *l, int64_t n, struct error *err);
+/* For previews: the training documents as tokenized, and the tokenizer. They belong to l. */
+struct corpus;
+struct tokenizer;
+const struct corpus *loader_documents(const struct loader *l);
+const struct tokenizer *loader_tokenizer(const struct loader *l);
 void loader_close(struct loader *l);
 
 #endif
