@@ -28,6 +28,7 @@ struct problem {
     struct group *groups;           /* ngroups, in order of queries */
     int64_t *by_key;                /* nkeyed spans that hold anything, in order of keys, then of the list */
     int64_t ngroups, nkeyed, tiles;
+    int64_t p0, p1;                 /* panels that any span reaches */
 };
 
 static int64_t round_up(int64_t n, int64_t m) { return blocks_of(n, m) * m; }
@@ -77,6 +78,11 @@ static struct problem problem_new(enum dtype dt, const void *q, struct attn_shap
         x.tiles += blocks_of(s->nq, ROWS);
     }
     sort_by_key(x.by_key, x.by_key + spans.n, x.nkeyed, spans.host);
+    if (x.nkeyed) {
+        const struct attn_span *last = spans.host + x.by_key[x.nkeyed - 1];
+        x.p0 = spans.host[x.by_key[0]].k0 / KEYS;
+        x.p1 = blocks_of(last->k0 + last->nk, KEYS);
+    }
     return x;
 }
 
@@ -100,17 +106,18 @@ static void load_row(float *y, enum dtype dt, const void *x, int64_t at, int64_t
     for (int64_t d = len; d < W; d++) y[d] = 0.0f;
 }
 
-/* Panels of x [Tk,Hkv,D], as rows (NULL: not wanted) and transposed (NULL: not wanted). Rows past Tk become 0. */
-static void write_panels(float *rows, float *turned, enum dtype dt, const void *x, struct attn_shape n, int64_t W)
+/* Panels of kv [Tk,Hkv,D] that spans reach, as rows (NULL: not wanted) and transposed (NULL: not wanted). Rows past Tk become 0. */
+static void write_panels(float *rows, float *turned, const struct problem *x, const void *kv)
 {
-    int64_t panels = blocks_of(n.Tk, KEYS);
-    #pragma omp parallel for collapse(2) schedule(static) num_threads(cpu_threads(n.Hkv * panels))
+    struct attn_shape n = x->n;
+    int64_t W = x->W, panels = x->panels;
+    #pragma omp parallel for collapse(2) schedule(static) num_threads(cpu_threads(n.Hkv * (x->p1 - x->p0)))
     for (int64_t h = 0; h < n.Hkv; h++) {
-        for (int64_t p = 0; p < panels; p++) {
+        for (int64_t p = x->p0; p < x->p1; p++) {
             float local[KEYS * WIDTH], *r = rows ? rows + (h * panels + p) * KEYS * W : local;
             for (int64_t j = 0; j < KEYS; j++) {
                 int64_t t = p * KEYS + j;
-                if (t < n.Tk) load_row(r + j * W, dt, x, (t * n.Hkv + h) * n.D, n.D, W);
+                if (t < n.Tk) load_row(r + j * W, x->dt, kv, (t * n.Hkv + h) * n.D, n.D, W);
                 else memset(r + j * W, 0, (size_t)W * sizeof(float));
             }
             if (!turned) continue;
@@ -258,10 +265,8 @@ void ISA(attn_fwd_tiles)(enum dtype dt, enum dtype dto, void *o, float *lse, con
 {
     struct problem x = problem_new(dt, q, n, spans, ws);
     struct out out = { dto, o, lse, merge };
-    if (x.nkeyed) {
-        write_panels(NULL, x.kt, dt, k, n, x.W);
-        write_panels(x.v, NULL, dt, v, n, x.W);
-    }
+    write_panels(NULL, x.kt, &x, k);
+    write_panels(x.v, NULL, &x, v);
     int64_t done = 0;
     for (const struct group *g = x.groups; g < x.groups + x.ngroups && !merge; g++) {
         fill_empty(&x, &out, done, g->q0);
@@ -417,19 +422,19 @@ void ISA(attn_bwd_tiles)(enum dtype dt, float *dq, float *dk, float *dv, const v
     x.dout = dout;
     x.lse = lse;
     x.delta = delta;
-    write_panels(x.k, x.kt, dt, k, n, x.W);
-    write_panels(NULL, x.vt, dt, v, n, x.W);
-    int threads = cpu_threads(n.Hkv * x.panels);
+    write_panels(x.k, x.kt, &x, k);
+    write_panels(NULL, x.vt, &x, v);
+    int threads = cpu_threads(n.Hkv * (x.p1 - x.p0));
     if (n.Hkv % threads == 0) {
         #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t hk = 0; hk < n.Hkv; hk++) {
             struct scratch b;
-            for (int64_t p = 0; p < x.panels; p++) panel_bwd(&b, &x, dq, dk, dv, hk, p);
+            for (int64_t p = x.p0; p < x.p1; p++) panel_bwd(&b, &x, dq, dk, dv, hk, p);
         }
         return;
     }
     #pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(threads)
-    for (int64_t p = 0; p < x.panels; p++) {
+    for (int64_t p = x.p0; p < x.p1; p++) {
         for (int64_t hk = 0; hk < n.Hkv; hk++) {
             struct scratch b;
             panel_bwd(&b, &x, NULL, dk, dv, hk, p);

@@ -295,6 +295,51 @@ START_TEST(large_logits_and_splits)
 }
 END_TEST
 
+/* Reported elsewhere: more queries than keys under a bottom-right mask, documents of length 0 and 1, all logits near -120. */
+START_TEST(documents_that_broke_others)
+{
+    static const int64_t cuts[3][6] = { { 0, 76, 110, 256, -1 }, { 0, 0, 1, 1, 2, -1 }, { 0, 0, 60, 75, 75, -1 } }, kcuts[3][6] = { { 0, 1, 2, 3 }, { 0, 0, 1, 1, 2 }, { 0, 7, 50, 50, 63 } };
+    for (int c = 0; c < 3; c++) {
+        struct attn_span spans[8];
+        int64_t m = 0;
+        for (; cuts[c][m + 1] >= 0; m++) {
+            int64_t nq = cuts[c][m + 1] - cuts[c][m], nk = kcuts[c][m + 1] - kcuts[c][m];
+            spans[m] = (struct attn_span){ cuts[c][m], nq, kcuts[c][m], nk, nk - nq };
+        }
+        struct attn_shape n = { cuts[c][m], kcuts[c][m], 4, 2, 64, 0.0f, 0 };
+        struct problem p = problem_new(DT_F32, n, spans, m, 1.0, 21);
+        fill(DT_F32, p.dout, nq_(n), 1.0);
+        check_against(&p, (int64_t[]){ m }, 1, 1e-6);
+        problem_free(&p);
+    }
+    struct attn_shape n = { 352, 352, 1, 1, 64, 1.0f, 0 };          /* ends in a half tile */
+    struct attn_span span = { 0, 352, 0, 352, 0 };
+    struct problem p = problem_new(DT_F32, n, &span, 1, 1.0, 22);
+    for (int64_t i = 0; i < nq_(n); i++) { put(DT_F32, p.q, i, i % 64 ? 0.1 * get(DT_F32, p.q, i) : 10.0); if (i % 64 == 0) put(DT_F32, p.k, i, -12.0); }
+    check_against(&p, (int64_t[]){ 1 }, 1, 3e-5);                     /* f32 logits of 120 carry 1e-5 */
+    problem_free(&p);
+}
+END_TEST
+
+/* Every head width a multiple of 8, in a workspace of NaN: nothing of the padding reaches a result. */
+START_TEST(every_width)
+{
+    struct attn_shape n = { 13, 11, 2, 1, 8 * (_i + 1), 0.0f, 0 };
+    struct attn_span span = { 0, 13, 0, 11, -1 };
+    struct problem p = problem_new(DT_F32, n, &span, 1, 1.0, 31);
+    check_against(&p, (int64_t[]){ 1 }, 1, 2e-6);
+    problem_free(&p);
+}
+END_TEST
+
+START_TEST(workspace_is_linear)
+{
+    const struct kernel_ops *ops = kernel_ops_cpu();
+    struct attn_shape n = { 131072, 131072, 32, 8, 128, 0.0f, 0 };
+    ck_assert_uint_le(ops->attn_ws(DT_BF16, n, 1), (size_t)3 * 131072 * 8 * 128 * 4 + 4096);
+}
+END_TEST
+
 START_TEST(uniform_keys_give_log_n)
 {
     const struct kernel_ops *ops = table(_i);
@@ -426,6 +471,9 @@ static void add_tests(TCase *tc)
     tcase_add_loop_test(tc, bf16_beats_plain_code, 0, SHAPES);
     tcase_add_loop_test(tc, packed_and_merged, 0, 4);
     tcase_add_loop_test(tc, large_logits_and_splits, 0, TABLES);
+    tcase_add_test(tc, documents_that_broke_others);
+    tcase_add_loop_test(tc, every_width, 0, 32);
+    tcase_add_test(tc, workspace_is_linear);
     tcase_add_loop_test(tc, uniform_keys_give_log_n, 0, TABLES);
     tcase_add_loop_test(tc, poisoned_keys_do_not_leak, 0, TABLES);
     tcase_add_loop_test(tc, empty_rows_and_empty_calls, 0, TABLES);
