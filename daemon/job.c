@@ -171,7 +171,7 @@ int job_create(struct daemon *d, struct spec *spec, const struct job_origin *fro
     bool gpu = wants_gpu(d, spec);
     *out = NULL;
     j->row = (struct job_row){ .version = 1, .priority = spec->priority, .created_ms = now, .queued_ms = now, .max_steps = spec->max_steps };
-    (void)json_int(pj, "steps", &j->row.max_steps);
+    if (!json_int(pj, "steps", &j->row.max_steps)) (void)json_int(pj, "max_steps", &j->row.max_steps);
     (void)snprintf(j->row.name, sizeof j->row.name, "%s", spec->name ? spec->name : "");
     cJSON_Delete(json);
     cJSON_Delete(pj);

@@ -1,0 +1,444 @@
+#!/usr/bin/env python3
+"""The HTTP API as a client meets it: routes, conventions, refusals, safety in browsers. usage: api.py [test_name…]"""
+import json, os, re, socket, stat, subprocess, sys, time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from rig import main
+
+
+def problem(r, status, code=None):
+    assert r.status == status, r
+    assert r.headers["Content-Type"] == "application/problem+json", r.headers["Content-Type"]
+    p = r.json
+    assert {"type", "title", "status", "detail", "instance"} <= set(p) and p["status"] == status, p
+    if code:
+        assert p["type"].endswith(":" + code), p
+    return p
+
+
+def pointers(r):
+    return {e["pointer"] for e in problem(r, 422)["errors"]}
+
+
+def test_life_of_a_job(new):
+    d = new()
+    r = d.ask("POST", "/v1/jobs", d.spec(name="first", labels={"team": "a"}))
+    assert r.status == 201 and r.headers["Location"] == "/v1/jobs/j1" and r.headers["ETag"], r
+    assert r.json["id"] == "j1" and r.json["state"] == "queued"
+    j = d.until("j1", "succeeded")
+    assert j["step"] == 5 and j["max_steps"] == 5 and j["summary"]["steps"] == 5, j
+    assert j["spec"]["learning_rate"] == 1e-4 and j["plan"] is not None
+    ranks = d.ranks("j1")
+    assert [x["rank"] for x in ranks] == [0, 1] and all(x["pid"] > 1 and x["code"] == 0 for x in ranks), ranks
+    series = d.get("/v1/jobs/j1/metrics?names=loss,comm_share&max_points=10")["series"]
+    assert [s["name"] for s in series] == ["loss", "comm_share"]
+    assert series[0]["points"] == [[1, 5], [2, 2.5], [3, 5 / 3], [4, 1.25], [5, 1]], series[0]
+    both = d.get("/v1/jobs/j1/metrics?names=peak_bytes&rank=all")["series"]
+    assert [(s["rank"], s["points"][0][1]) for s in both] == [(0, 1000), (1, 2000)], both
+    assert "loss" in d.get("/v1/jobs/j1/metrics/names")["items"]
+    assert d.ask("GET", "/v1/jobs/j1/logs?rank=1&tail=2").body == b"rank 1 step 4\nrank 1 step 5\n"
+    assert d.ask("GET", "/v1/jobs/j1/logs?rank=1&grep=step%203").body == b"rank 1 step 3\n"
+    whole = d.ask("GET", "/v1/jobs/j1/logs").body
+    assert whole.startswith(b"rank 0 step 1\n")
+    r = d.ask("GET", "/v1/jobs/j1/logs", headers={"Range": "bytes=5-10"})
+    assert r.status == 206 and r.body == whole[5:11] and r.headers["Content-Range"] == f"bytes 5-10/{len(whole)}", r
+    problem(d.ask("GET", "/v1/jobs/j1/logs", headers={"Range": "bytes=99999-"}), 416)
+    assert b"[rank 1] rank 1 step 5" in d.ask("GET", "/v1/jobs/j1/logs?rank=all&tail=1").body
+    a = d.get("/v1/jobs/j1/attempts")["items"]
+    assert len(a) == 1 and a[0]["state"] == "succeeded" and a[0]["first_step"] == 1 and a[0]["last_step"] == 5, a
+    kinds = [e["kind"] for e in d.get("/v1/jobs/j1/history")["items"]]
+    assert kinds.count("job") >= 4 and "done" in kinds, kinds
+    assert d.ask("DELETE", "/v1/jobs/j1").status == 204
+    problem(d.ask("GET", "/v1/jobs/j1"), 404)
+    assert not os.path.exists(os.path.join(d.home, "jobs", "j1"))
+
+
+def test_lists(new):
+    d = new(slots=1)
+    ids = [d.submit(name=f"n{i}", nproc_per_node=1, labels={"k": str(i % 2)}) for i in range(5)]
+    seen, path = [], "/v1/jobs?limit=2"
+    while path:
+        r = d.ask("GET", path)
+        seen += [j["id"] for j in r.json["items"]]
+        assert r.json["server_time"].endswith("Z")
+        assert bool(r.json["next"]) == ("Link" in r.headers)
+        path = "/v1/jobs?limit=2&cursor=" + r.json["next"] if r.json["next"] else None
+    assert seen == ids[::-1]
+    assert [j["id"] for j in d.get("/v1/jobs?sort=created")["items"]] == ids
+    assert [j["name"] for j in d.get("/v1/jobs?label=k:1")["items"]] == ["n3", "n1"]
+    assert [j["name"] for j in d.get("/v1/jobs?name=N2")["items"]] == ["n2"]
+    for id in ids:
+        d.until(id, "succeeded")
+    assert len(d.get("/v1/jobs?state=succeeded,failed")["items"]) == 5 and d.get("/v1/jobs?state=running")["items"] == []
+    for bad in ("cursor=zzz", "cursor=2-00000000", "limit=0", "limit=201", "limit=x", "state=asleep", "unheard=1", "limit=1&limit=2", "sort=name"):
+        problem(d.ask("GET", "/v1/jobs?" + bad), 400, "parameter")
+
+
+def test_refusals_before_any_rank(new):
+    d = new(env={"RM_FAKE_PLAN": "no config.json there"})
+    post = lambda body, **kw: d.ask("POST", "/v1/jobs", body, **kw)
+    assert pointers(post(d.spec(max_lenght=5, learning_rate="x", nproc_per_node=0))) == {"/max_lenght", "/learning_rate", "/nproc_per_node"}
+    assert pointers(post({"model": d.data})) >= {"/dataset", "/output_dir"}
+    assert pointers(post(d.spec(nproc_per_node=99))) == {"/nproc_per_node"}
+    assert pointers(post(d.spec(after=["j77"]))) == {"/after/0"}
+    assert pointers(post(d.spec())) == {"/model"}              # the worker's plan says so
+    os.symlink("/etc", os.path.join(d.data, "link"))
+    for field, value in (("model", "/etc"), ("output_dir", d.data + "/../.."), ("output_dir", d.data + "/link/x"), ("model", d.data + "/nothing/../../.."),
+                         ("resume_from_checkpoint", "../../etc/passwd"), ("model", d.data + "2")):
+        assert pointers(post(d.spec(**{field: value}))) == {"/" + field}, (field, value)
+    assert pointers(post(d.spec(dataset=[d.data, "/etc/passwd#10"]))) == {"/dataset/1"}
+    for text in (b"", b"{", b"[1", b'{"a":1}x', b"\xef\xbb\xbf{}", b'{"a":"\\u0000"}', b'{"a":"\xff"}', b'{"a":1,"a":2}', b'{"a":007}', b'{"a":1e999}', b'{"a":NaN}', b"[" * 5000):
+        problem(post(text), 400)
+    assert pointers(post(b"[]")) == {""} and pointers(post(b"null")) == {""}
+    problem(post(b'{"name":"' + b"x" * (1 << 20) + b'"}'), 413)
+    problem(post(json.dumps({"labels": {str(i): "" for i in range(150000)}})[:1 << 20]), 400)
+    assert d.get("/v1/jobs")["items"] == [] and not os.listdir(os.path.join(d.home, "jobs")) and not os.listdir(os.path.join(d.home, "tmp"))
+
+
+def test_validate_stores_nothing(new):
+    d = new()
+    for path in ("/v1/jobs:validate", "/v1/jobs?dry_run=1"):
+        r = d.ask("POST", path, d.spec())
+        assert r.status == 200 and r.json["valid"] and r.json["plan"] is not None and r.json["spec"]["nproc_per_node"] == 2, r
+    assert pointers(d.ask("POST", "/v1/jobs:validate", d.spec(seed=-1))) == {"/seed"}
+    assert d.get("/v1/jobs")["items"] == []
+
+
+def test_planner_that_hangs_or_fails(new):
+    hang = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.sh")
+    d = new(worker=hang, plan_timeout_ms=500)
+    problem(d.ask("POST", "/v1/jobs", d.spec()), 503)
+    d = new(worker="/bin/false")
+    p = problem(d.ask("POST", "/v1/jobs", d.spec()), 500)
+    assert "--plan failed" in p["detail"], p
+
+
+def test_patch_needs_the_version(new):
+    d = new(slots=2)
+    blocker = d.submit(max_steps=1000)
+    id = d.submit(name="a")
+    path = f"/v1/jobs/{id}"
+    tag = d.ask("GET", path).headers["ETag"]
+    problem(d.ask("PATCH", path, {"name": "b"}), 428)
+    problem(d.ask("PATCH", path, {"name": "b"}, headers={"If-Match": '"999"'}), 412)
+    r = d.ask("PATCH", path, {"name": "b", "priority": 7, "labels": {"x": "y"}}, headers={"If-Match": tag})
+    assert r.status == 200 and (r.json["name"], r.json["priority"], r.json["labels"]) == ("b", 7, {"x": "y"}), r
+    problem(d.ask("PATCH", path, {"name": "c"}, headers={"If-Match": tag}), 412)
+    assert pointers(d.ask("PATCH", path, {"state": "x", "priority": 5000}, headers={"If-Match": "*"})) == {"/state", "/priority"}
+    d.ask("POST", f"/v1/jobs/{blocker}/kill")
+    d.until(id, "succeeded")
+    r = d.ask("GET", path)
+    assert d.ask("GET", path, headers={"If-None-Match": r.headers["ETag"]}).status == 304
+    assert d.ask("PATCH", path, {"name": "late"}, headers={"If-Match": r.headers["ETag"]}).json["name"] == "late"
+
+
+def test_queue_reasons_and_order(new):
+    d = new(slots=2)
+    first = d.submit(max_steps=100000)
+    d.until(first, "running")
+    low, high = d.submit(name="low"), d.submit(name="high", priority=5)
+    dep = d.submit(after=[low], nproc_per_node=1)
+    time.sleep(0.4)
+    q = {x["id"]: x for x in d.get("/v1/queue")["items"]}
+    assert q[high]["reason"] == "devices" and q[high]["position"] == 1, q
+    assert q[low]["reason"] == "priority" and high in q[low]["text"], q
+    assert q[dep]["reason"] == "dependency" and low in q[dep]["text"], q
+    devices = d.get("/v1/devices")["items"]
+    assert [x["job"] for x in devices] == [first] * 2, devices
+    d.ask("POST", f"/v1/jobs/{first}/kill")
+    assert d.until(first, "cancelled")["reason"] == "killed"
+    for id in (high, low, dep):
+        d.until(id, "succeeded")
+    t = [x["started_at"] for x in (d.job(high), d.job(low), d.job(dep))]
+    assert t == sorted(t), t
+    bad = d.submit(max_steps=100000)
+    after = d.submit(after=[bad])
+    d.ask("POST", f"/v1/jobs/{bad}/kill")
+    j = d.until(after, "cancelled")
+    assert j["reason"] == "dependency_failed", j
+
+
+def test_pause_resume_requeue_clone(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=60)
+    d.until_step(id, 3)
+    assert d.ask("POST", f"/v1/jobs/{id}/pause").status == 202
+    j = d.until(id, "paused")
+    assert j["checkpoint"].startswith("/ckpt/checkpoint-") and all(x["job"] is None for x in d.get("/v1/devices")["items"]), j
+    assert [c["step"] for c in d.get(f"/v1/jobs/{id}/checkpoints")["items"]] == [j["checkpoint_step"]]
+    time.sleep(0.3)
+    assert d.job(id)["state"] == "paused"
+    assert d.ask("POST", f"/v1/jobs/{id}/resume").status == 202
+    d.until(id, "running")
+    spec = json.load(open(os.path.join(d.home, "jobs", id, "attempt-2", "spec.json")))
+    assert spec["resume_from_checkpoint"] == j["checkpoint"]
+    d.ask("POST", f"/v1/jobs/{id}/requeue")
+    end = time.monotonic() + 20
+    while d.job(id)["attempt"] < 3:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    d.until(id, "succeeded")
+    assert d.job(id)["restarts"] == 0
+    r = d.ask("POST", f"/v1/jobs/{id}/clone", {"max_steps": 3, "name": "again"})
+    assert r.status == 201 and r.json["cloned_from"] == id and r.json["spec"]["max_steps"] == 3, r
+    d.until(r.json["id"], "succeeded")
+    problem(d.ask("POST", f"/v1/jobs/{id}/pause"), 409)
+
+
+def test_time_limit(new):
+    d = new(step_s=0.05)
+    j = d.until(d.submit(max_steps=10000, time_limit_s=1, max_restarts=3), "failed")
+    assert j["reason"] == "time_limit" and j["restarts"] == 0, j
+
+
+def test_tokens_and_scopes(new):
+    d = new()
+    for path in ("token", "ringmaster.db", "lock"):
+        mode = stat.S_IMODE(os.stat(os.path.join(d.home, path)).st_mode)
+        assert mode == 0o600, (path, oct(mode))
+    assert stat.S_IMODE(os.stat(d.home).st_mode) == 0o700
+    problem(d.ask("GET", "/v1/jobs", token=None), 401)
+    problem(d.ask("GET", "/nothing/here", token=None), 401)
+    problem(d.ask("GET", "/v1/jobs", token="rm_" + "0" * 64), 401)
+    make = lambda scope: d.ask("POST", "/v1/tokens", {"name": scope, "scope": scope}).json["token"]
+    read, submit = make("read"), make("submit")
+    assert d.ask("GET", "/v1/jobs", token=read).status == 200
+    problem(d.ask("POST", "/v1/jobs", d.spec(), token=read), 403, "scope")
+    assert d.ask("POST", "/v1/jobs", d.spec(), token=submit).status == 201
+    problem(d.ask("GET", "/v1/tokens", token=submit), 403, "scope")
+    listed = d.get("/v1/tokens")["items"]
+    assert {t["name"] for t in listed} == {"first", "read", "submit"} and not any("hash" in t or "token" in t for t in listed)
+    assert d.ask("DELETE", f"/v1/tokens/{[t['id'] for t in listed if t['name'] == 'read'][0]}").status == 204
+    problem(d.ask("GET", "/v1/jobs", token=read), 401)
+    audit = d.get("/v1/audit")["items"]
+    assert any(a["who"] == "submit" and a["method"] == "POST" and a["path"] == "/v1/jobs" and a["status"] == 201 for a in audit), audit
+    assert any(a["status"] == 401 for a in audit)
+    codes = [d.ask("GET", "/v1/jobs", token="wrong" * 10).status for _ in range(80)]
+    assert codes[-1] == 429 and d.ask("GET", "/v1/jobs").status == 200
+    d.kill()
+    everything = open(os.path.join(d.home, "ringmaster.db"), "rb").read() + open(os.path.join(d.home, "ringmaster.db-wal"), "rb").read() + d.log_text().encode()
+    for secret in (d.token, read, submit):
+        assert secret.encode() not in everything
+    d.start()
+    assert d.ask("GET", "/v1/jobs").status == 200
+
+
+def test_the_page_and_its_cookie(new):
+    d = new()
+    r = d.ask("GET", "/", token=None)
+    assert r.status == 200 and b"<script" in r.body and "default-src 'self'" in r.headers["Content-Security-Policy"], r
+    assert "unsafe-eval" not in r.headers["Content-Security-Policy"] and not re.search(rb"<script>|\son[a-z]+=", r.body)
+    assert r.headers["X-Content-Type-Options"] == "nosniff" and "frame-ancestors 'none'" in r.headers["Content-Security-Policy"]
+    for f in ("app.js", "style.css", "dygraph.min.js", "dygraph.css"):
+        r = d.ask("GET", "/" + f, token=None)
+        assert r.status == 200, f
+        assert d.ask("GET", "/" + f, token=None, headers={"If-None-Match": r.headers["ETag"]}).status == 304
+        assert d.ask("GET", "/" + f, token=None, headers={"Accept-Encoding": "gzip"}).headers["Content-Encoding"] == "gzip"
+    problem(d.ask("GET", "/?token=wrong", token=None), 401)
+    r = d.ask("GET", "/?token=" + d.token, token=None)
+    cookie = r.headers["Set-Cookie"]
+    assert r.status == 303 and r.headers["Location"] == "/" and "HttpOnly" in cookie and "SameSite=Strict" in cookie and d.token not in cookie, cookie
+    jar = {"Cookie": cookie.split(";")[0]}
+    here = f"http://127.0.0.1:{d.port}"
+    assert d.ask("GET", "/v1/jobs", token=None, headers=jar).status == 200
+    problem(d.ask("POST", "/v1/jobs", d.spec(), token=None, headers=jar), 403)
+    assert d.ask("POST", "/v1/jobs", d.spec(), token=None, headers={**jar, "Origin": here}).status == 201
+    assert d.ask("POST", "/v1/jobs", d.spec(), token=None, headers={**jar, "Sec-Fetch-Site": "same-origin"}).status == 201
+
+
+def test_F48_other_sites(new):
+    d = new()
+    cookie = d.ask("GET", "/?token=" + d.token, token=None).headers["Set-Cookie"].split(";")[0]
+    before = len(d.get("/v1/jobs")["items"])
+    id = d.submit()
+    d.until(id, "succeeded")
+    here = f"127.0.0.1:{d.port}"
+    for auth in ({"Cookie": cookie}, {"Authorization": "Bearer " + d.token}):
+        for method, path, body, headers in (
+                ("POST", "/v1/jobs", json.dumps(d.spec()), {"Content-Type": "text/plain"}),
+                ("POST", "/v1/jobs", "a=b", {"Content-Type": "application/x-www-form-urlencoded"}),
+                ("POST", "/v1/jobs", json.dumps(d.spec()), {"Origin": "http://evil.example"}),
+                ("POST", "/v1/jobs", json.dumps(d.spec()), {"Origin": "null"}),
+                ("POST", "/v1/jobs", json.dumps(d.spec()), {"Origin": "http://127.0.0.1:1"}),
+                ("POST", "/v1/jobs", json.dumps(d.spec()), {"Sec-Fetch-Site": "cross-site"}),
+                ("DELETE", "/v1/jobs/" + id, None, {"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"}),
+                ("DELETE", "/v1/jobs/" + id, None, {"Sec-Fetch-Site": "same-site"}),
+                ("GET", "/v1/jobs", None, {"Host": "evil.example"}),
+                ("GET", "/v1/jobs", None, {"Host": "127.0.0.1.evil.example:" + str(d.port)}),
+                ("GET", "/v1/jobs", None, {"Host": "localhost@evil.example"}),
+                ("GET", "/v1/jobs", None, {"Host": "127.0.0.1:80:80"}),
+                ("GET", "/v1/jobs", None, {"Origin": "http://evil.example"}),
+                ("GET", "/", None, {"Host": "rebound.example"}),
+                ("GET", "/healthz", None, {"Host": ""}),
+                ("OPTIONS", "/v1/jobs", None, {"Origin": "http://evil.example", "Access-Control-Request-Method": "DELETE"})):
+            r = d.ask(method, path, body, token=None, headers={**auth, **headers})
+            assert r.status == 403, (method, path, headers, r)
+            assert "Access-Control-Allow-Origin" not in r.headers
+    problem(d.ask("POST", "/v1/jobs", json.dumps(d.spec()), headers={"Content-Type": "application/xml"}), 415)
+    assert d.ask("GET", "/v1/jobs", headers={"Host": "localhost:1234"}).status == 200
+    assert d.ask("GET", "/v1/jobs", headers={"Host": "LOCALHOST"}).status == 200 and d.ask("GET", "/v1/jobs", headers={"Host": here}).status == 200
+    assert len(d.get("/v1/jobs")["items"]) == before + 1
+    other = new(allow_host="train.example")
+    assert other.ask("GET", "/v1/jobs", headers={"Host": "train.example:8000"}).status == 200
+
+
+def test_methods_and_paths(new):
+    d = new()
+    r = d.ask("PUT", "/v1/jobs", {})
+    problem(r, 405)
+    assert set(r.headers["Allow"].split(", ")) == {"GET", "HEAD", "POST"}
+    for path in ("/v1", "/v1/jobs/", "/v1/jobs/j1/x", "//v1/jobs", "/v1/jobs/j0", "/v1/jobs/j01", "/v1/jobs/1", "/v1/jobs/j99999999999999999999", "/v1/jobs/..%2f..%2fetc", "/v1/jobs/%00"):
+        problem(d.ask("GET", path), 404)
+    problem(d.ask("GET", "/v1/jobs/%ff"), 400)
+    assert d.ask("HEAD", "/v1/jobs").status == 200
+    r = d.ask("GET", "/version", token=None).json
+    assert r["name"] == "ringmaster"
+    assert d.get("/healthz") == {"status": "ok"}
+
+
+def test_openapi_matches_the_routes_both_ways(new):
+    d = new()
+    doc = d.get("/openapi.json")
+    assert doc["openapi"] == "3.1.0"
+    source = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "daemon", "routes.c")).read()
+    table = set(re.findall(r'\{ "([A-Z]+)",\s+"(/[^"]*)",', source))
+    there = {(m.upper(), p) for p, ops in doc["paths"].items() for m in ops}
+    assert {(m, p.replace("*", "")) for m, p in table} == there, (table ^ there)
+    names = [op["operationId"] for ops in doc["paths"].values() for op in ops.values()]
+    assert len(names) == len(set(names))
+    text = json.dumps(doc)
+    for ref in set(re.findall(r"#/components/schemas/(\w+)", text)):
+        assert ref in doc["components"]["schemas"], ref
+    for path, ops in doc["paths"].items():          # what needs no body and no id answers as the document says
+        if "get" not in ops or "{" in path or path.endswith("/events") or path == "/v1/compare":
+            continue
+        r = d.ask("GET", path)
+        assert str(r.status) in ops["get"]["responses"], (path, r)
+        kinds = ops["get"]["responses"][str(r.status)].get("content", {})
+        assert r.headers["Content-Type"].split(";")[0] in kinds or "application/octet-stream" in kinds, (path, r.headers["Content-Type"])
+    assert set(doc["components"]["schemas"]["Spec"]["properties"]) == set(d.get("/v1/schema")["properties"])
+
+
+def test_files_of_a_job(new):
+    d = new()
+    id = d.submit(output_dir=os.path.join(d.data, "o"))
+    d.until(id, "succeeded")
+    base = os.path.join(d.data, "o")
+    os.makedirs(os.path.join(base, "checkpoint-5"), exist_ok=True)
+    open(os.path.join(base, "checkpoint-5", 'a"\r\nb.bin'), "wb").write(b"odd")
+    open(os.path.join(base, "checkpoint-5", "model.safetensors"), "wb").write(bytes(range(256)))
+    os.symlink("/etc/passwd", os.path.join(base, "leak"))
+    os.symlink("/etc", os.path.join(base, "dir"))
+    os.mkfifo(os.path.join(base, "fifo"))
+    names = {f["name"] for f in d.get(f"/v1/jobs/{id}/artifacts")["items"]}
+    assert "checkpoint-5/model.safetensors" in names and not {"leak", "fifo"} & names, names
+    get = lambda n, **h: d.ask("GET", f"/v1/jobs/{id}/artifacts/{n}", headers=h)
+    r = get("checkpoint-5/model.safetensors", Range="bytes=-2")
+    assert r.status == 206 and r.body == b"\xfe\xff" and 'filename="model.safetensors"' in r.headers["Content-Disposition"], r
+    r = get("checkpoint-5/a%22%0d%0ab.bin")
+    assert r.status == 200 and r.body == b"odd" and r.headers["Content-Disposition"] == 'attachment; filename="a___b.bin"', r.headers
+    for bad in ("leak", "dir/passwd", "fifo", "../home/token", "..%2f..%2fhome%2ftoken", "%2fetc%2fpasswd", "checkpoint-5", "checkpoint-5/../../x", "./checkpoint-5/model.safetensors", "nothing"):
+        problem(get(bad), 404)
+
+
+def test_names_are_only_data(new):
+    d = new()
+    name = "<script>alert(1)</script>\r\nX-Evil: 1\n\ndata: x\u202e\U0001f600\"'"
+    id = d.submit(name=name, labels={name: name})
+    j = d.until(id, "succeeded")
+    assert j["name"] == name and j["labels"] == {name: name}
+    r = d.ask("GET", "/v1/jobs/" + id)
+    assert "X-Evil" not in r.headers
+    assert "\nX-Evil" not in d.log_text()
+    s = d.stream("/v1/events", {"Last-Event-ID": "0"})
+    assert s.next()[0] in ("hello", "reset")
+    event, _, data = s.next()
+    assert event == "job" and data["data"]["name"] == name
+    s.close()
+
+
+def test_compare(new):
+    d = new()
+    a, b = d.submit(learning_rate=1e-3), d.submit(learning_rate=2e-3, max_steps=3)
+    d.until(a, "succeeded"), d.until(b, "succeeded")
+    c = d.get(f"/v1/compare?ids={a},{b}&names=loss")
+    assert c["differences"]["learning_rate"] == [0.001, 0.002] and set(c["differences"]) == {"learning_rate", "max_steps"}, c["differences"]
+    assert [len(j["series"][0]["points"]) for j in c["jobs"]] == [5, 3]
+    problem(d.ask("GET", "/v1/compare?ids=" + a), 400)
+    problem(d.ask("GET", f"/v1/compare?ids={a},j99"), 404)
+
+
+def test_prometheus_backup_settings(new):
+    d = new()
+    d.until(d.submit(), "succeeded")
+    r = d.ask("GET", "/metrics")
+    text = r.body.decode()
+    assert r.headers["Content-Type"].startswith("text/plain; version=0.0.4") and 'ringmaster_jobs{state="succeeded"} 1' in text
+    for line in text.splitlines():
+        assert re.match(r'^(# (HELP|TYPE) .+|[a-z_]+(\{[a-z]+="[^"]*"\})? -?[0-9.e+-]+)$', line), line
+    r = d.ask("POST", "/v1/backups")
+    import sqlite3
+    c = sqlite3.connect(r.json["path"])
+    assert c.execute("SELECT count(*) FROM jobs").fetchone() == (1,) and c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    c.close()
+    assert d.get("/v1/settings")["slots"] == 8
+
+
+def test_settings_from_everywhere(new):
+    d = new(start=False)
+    os.makedirs(d.home)
+    run = lambda *a, **env: subprocess.run([d.args()[0], "--home", d.home, *a], capture_output=True, env={**os.environ, **env}, timeout=30)
+    r = run("--check", "--slots", "3", "--allow-root", d.data, "/tmp")
+    assert r.returncode == 0 and b"slots 3" in r.stdout, r
+    json.dump({"slots": 5, "allow_root": [d.data]}, open(os.path.join(d.home, "config.json"), "w"))
+    assert b"slots 5" in run("--check").stdout
+    assert b"slots 6" in run("--check", RINGMASTER_SLOTS="6").stdout
+    assert b"slots 7" in run("--check", "--slots=7", RINGMASTER_SLOTS="6").stdout
+    r = run("--check", "--slots", "x", "--unheard", "--port", "70000", "--bind", "0.0.0.0")
+    assert r.returncode == 2 and all(w in r.stderr for w in (b"--slots", b"--unheard", b"--port", b"--remote")), r
+    json.dump({"slots": True, "slotz": 1}, open(os.path.join(d.home, "config.json"), "w"))
+    r = run("--check")
+    assert r.returncode == 2 and b"slotz" in r.stderr and b"config.json: slots" in r.stderr, r
+    assert b"--allow-root" in run("--help").stdout
+
+
+def test_slow_and_broken_clients(new):
+    d = new()
+    drips = []
+    for i in range(30):
+        s = socket.create_connection(("127.0.0.1", d.port))
+        s.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n" if i % 2 else b"G")
+        drips.append(s)
+    for garbage in (b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nHost 127\r\n\r\n", b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
+                    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"X: " + b"y" * 100000 + b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"):
+        s = socket.create_connection(("127.0.0.1", d.port))
+        try:
+            s.sendall(garbage)
+            s.settimeout(0.2)
+            s.recv(1000)
+        except OSError:
+            pass
+        s.close()
+    began = time.monotonic()
+    assert d.ask("GET", "/healthz", token=None).status == 200 and time.monotonic() - began < 2
+    end = time.monotonic() + 25         # the deadline is 15 s, whatever drips in
+    for i, s in enumerate(drips):
+        s.setblocking(False)
+    alive = set(range(30))
+    while alive and time.monotonic() < end:
+        for i in list(alive):
+            try:
+                drips[i].send(b"x" if i % 2 else b"E")
+                if drips[i].recv(100) == b"":
+                    alive.discard(i)
+            except BlockingIOError:
+                pass
+            except OSError:
+                alive.discard(i)
+        time.sleep(0.5)
+    assert not alive, len(alive)
+    assert d.ask("GET", "/healthz", token=None).status == 200
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,401 @@
+#!/usr/bin/env python3
+"""Faults of the coordinator and of what it depends on (numbers: docs/faults.md). usage: daemon.py [test_name…]; RM_SOAK=1: full length."""
+import concurrent.futures, os, random, signal, sqlite3, subprocess, sys, time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "daemon"))
+from rig import FINAL, ROOT, Skip, main
+
+SOAK = bool(os.environ.get("RM_SOAK"))
+
+
+def pids(d, id):
+    return [r["pid"] for r in d.ranks(id)]
+
+
+def alive(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def whole(d, id, steps, ranks=2):
+    """Every step of every rank is stored exactly once."""
+    for rank in range(ranks):
+        assert d.steps(id, rank=rank) == list(range(1, steps + 1)), (rank, d.steps(id, rank=rank))
+    rows = d.db("SELECT count(*), count(DISTINCT rank||':'||step) FROM metrics WHERE job=?", int(id[1:]))
+    assert rows == [(steps * ranks, steps * ranks)], rows
+
+
+def kill_loop(new, rounds, world):
+    steps = rounds * 40
+    d = new(step_s=0.02)
+    id = d.submit(max_steps=steps, nproc_per_node=world)
+    d.until(id, "running")
+    before = pids(d, id)
+    rng = random.Random(7)
+    for _ in range(rounds):
+        time.sleep(rng.uniform(0.0, 0.5))
+        d.kill()
+        began = time.monotonic()
+        d.start()
+        assert time.monotonic() - began < 5, "adopted too late"
+        j = d.job(id)
+        assert j["restarts"] == 0 and j["attempt"] == 1, j
+        assert j["state"] in ("starting", "running", "stopping", "succeeded"), j
+        if j["state"] == "running":
+            assert pids(d, id) == before
+    d.until(id, "succeeded", limit=120)
+    assert pids(d, id) == before
+    whole(d, id, steps, world)
+    assert len(d.get(f"/v1/jobs/{id}/attempts")["items"]) == 1
+
+
+def test_F1_daemon_killed_while_a_job_runs(new):
+    kill_loop(new, 100 if SOAK else 6, 4 if SOAK else 2)
+
+
+def test_F2_F3_job_ends_while_the_daemon_is_down(new):
+    d = new(step_s=0.05)
+    ok, bad = d.submit(max_steps=20), d.submit(max_steps=20)
+    d.until(ok, "running")
+    d.until(bad, "running")
+    victim = pids(d, bad)[1]
+    d.kill()
+    os.kill(victim, signal.SIGKILL)
+    time.sleep(3)
+    d.start()
+    assert d.until(ok, "succeeded")["reason"] == "finished"
+    j = d.until(bad, "failed")
+    assert j["reason"] == "rank_died" and j["ended_at"], j
+    a = d.get(f"/v1/jobs/{bad}/attempts")["items"][0]
+    assert a["rank"] == 1 and a["signal"] == 9, a
+    whole(d, ok, 20)
+
+
+def test_F4_killed_between_commit_and_spawn(new):
+    d = new()
+    d.kill()
+    d.start(env={"RINGMASTER_FAILPOINT": "after_commit"})
+    try:
+        d.submit()
+    except Exception:
+        pass                    # it may die before the answer is out
+    d.p.wait(20)
+    d.start()
+    jobs = d.get("/v1/jobs")["items"]
+    assert len(jobs) == 1
+    j = d.until(jobs[0]["id"], "succeeded")
+    assert j["restarts"] == 0, j
+    rows = d.get(f"/v1/jobs/{j['id']}/attempts")["items"]
+    assert [a["reason"] for a in rows] == ["not_started", "finished"], rows
+    whole(d, j["id"], 5)
+
+
+def test_F4_killed_between_spawn_and_pid_record(new):
+    d = new()
+    d.kill()
+    d.start(env={"RINGMASTER_FAILPOINT": "after_spawn"})
+    try:
+        d.submit(max_steps=60)
+    except Exception:
+        pass
+    d.p.wait(20)
+    d.start()
+    id = d.get("/v1/jobs")["items"][0]["id"]
+    d.until(id, "succeeded")
+    assert len(d.get(f"/v1/jobs/{id}/attempts")["items"]) == 1      # the one that was started was found
+    whole(d, id, 60)
+
+
+def test_F5_keeper_killed(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=100, max_restarts=1)
+    d.until_step(id, 5)
+    old = pids(d, id)
+    os.kill(d.db("SELECT pid FROM attempts")[0][0], signal.SIGKILL)
+    end = time.monotonic() + 10
+    while d.job(id)["attempt"] < 2:
+        assert time.monotonic() < end, d.log_text()
+        time.sleep(0.05)
+    assert not any(alive(p) for p in old)
+    d.until(id, "running", "succeeded")
+    assert d.job(id)["restarts"] == 1
+    d.ask("POST", f"/v1/jobs/{id}/kill")
+    d.until(id, "cancelled")
+
+
+def test_F6_daemon_and_keeper_killed(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=1000)
+    d.until_step(id, 3)
+    keeper = d.db("SELECT pid FROM attempts")[0][0]
+    d.kill()
+    os.kill(keeper, signal.SIGKILL)
+    d.start()
+    j = d.until(id, "failed", limit=10)
+    assert j["reason"] == "lost", j
+    assert not d.leftovers()
+
+
+def test_F7_reboot_with_reused_pids(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=1000)
+    d.until(id, "running")
+    d.kill()
+    for p in d.leftovers():
+        os.kill(p, signal.SIGKILL)
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        c = sqlite3.connect(os.path.join(d.home, "ringmaster.db"))
+        c.execute("UPDATE attempts SET pid=?, start_time=1", (bystander.pid,))
+        c.commit()
+        c.close()
+        d.start(env={"RINGMASTER_BOOT_ID": "another-boot"})
+        assert d.until(id, "failed")["reason"] == "lost"
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_F8_rank_killed_then_one_retry(new):
+    d = new(fake="1:kill,*:ok")
+    id = d.submit(max_restarts=1, max_steps=50, grace_ms=1000)
+    j = d.until(id, "failed")
+    assert j["reason"] == "rank_died" and j["restarts"] == 1, j
+    rows = d.get(f"/v1/jobs/{id}/attempts")["items"]
+    assert len(rows) == 2 and all(a["rank"] == 1 and a["signal"] == 9 and a["last_step"] >= 2 for a in rows), rows
+    assert not d.leftovers()
+
+
+def test_F10_no_blind_retry_when_memory_is_short(new):
+    d = new(fake="0:gpu_oom,*:ok")
+    j = d.until(d.submit(max_restarts=3), "failed")
+    assert j["reason"] == "oom_gpu" and j["restarts"] == 0, j
+
+
+def test_F13_F14_slots_are_freed_when_nothing_is_left(new):
+    d = new(fake="*:grandchild", step_s=0.05, slots=2)
+    first = d.submit(max_steps=1000, grace_ms=500)
+    d.until_step(first, 5)
+    second = d.submit(max_steps=3, grace_ms=500)
+    while d.job(second)["waiting"]["reason"] == "scheduling":
+        time.sleep(0.02)
+    assert d.job(second)["waiting"]["reason"] == "devices", d.job(second)
+    d.ask("POST", f"/v1/jobs/{first}/cancel")
+    d.until(first, "cancelled")
+    started = d.db("SELECT started_ms FROM attempts WHERE job=?", int(second[1:]))
+    ended = d.db("SELECT ended_ms FROM jobs WHERE id=?", int(first[1:]))[0][0]
+    assert not started or started[0][0] >= ended - 5
+    d.until(second, "succeeded")
+    assert not d.leftovers()            # also after a normal end
+
+
+def test_F16_cancel_in_every_state(new):
+    d = new(step_s=0.05, slots=2)
+    running = d.submit(max_steps=400)
+    d.until(running, "running")
+    queued = d.submit()
+    for id in (queued, running):
+        for _ in range(2):              # repeatable without effect
+            assert d.ask("POST", f"/v1/jobs/{id}/cancel").status == 202
+        assert d.until(id, "cancelled")["reason"] == "cancelled"
+    starting = d.submit(max_steps=400)
+    while d.job(starting)["state"] == "queued":
+        time.sleep(0.005)
+    d.ask("POST", f"/v1/jobs/{starting}/cancel")
+    d.until(starting, "cancelled")
+    stopping = d.submit(max_steps=400)
+    d.until(stopping, "running")
+    d.ask("POST", f"/v1/jobs/{stopping}/pause")
+    d.ask("POST", f"/v1/jobs/{stopping}/cancel")
+    d.until(stopping, "cancelled", "paused")
+    done = d.submit()
+    d.until(done, "succeeded")
+    assert d.ask("POST", f"/v1/jobs/{done}/cancel").json["state"] == "succeeded"
+    paused = d.submit(max_steps=400)
+    d.until(paused, "running")
+    d.ask("POST", f"/v1/jobs/{paused}/pause")
+    d.until(paused, "paused")
+    d.ask("POST", f"/v1/jobs/{paused}/cancel")
+    d.until(paused, "cancelled")
+    assert not d.leftovers()
+
+
+def test_F17_cancel_and_finish_race(new):
+    d = new(step_s=0.005, slots=16)
+    rng = random.Random(1)
+
+    def one(_):
+        id = d.submit(max_steps=3, nproc_per_node=1)
+        time.sleep(rng.uniform(0.1, 0.8))
+        d.ask("POST", f"/v1/jobs/{id}/cancel")
+        j = d.until(id, *FINAL, limit=60)
+        exits = d.get(f"/v1/jobs/{id}/attempts")["items"]
+        return j["state"], exits[-1]["state"] if exits else None
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(one, range(1000 if SOAK else 24)))
+    for state, record in seen:
+        assert state in ("succeeded", "cancelled"), seen
+        assert state != "succeeded" or record == "succeeded", seen
+        assert record != "succeeded" or state == "succeeded", seen
+
+
+def test_F18_F19_the_same_key_many_times(new):
+    d = new()
+    body = d.spec(name="once")
+
+    def post(_):
+        try:
+            return d.ask("POST", "/v1/jobs", body, headers={"Idempotency-Key": "k1"})
+        except OSError:
+            return None
+    with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        replies = list(pool.map(post, range(50)))
+    assert all(r and r.status == 201 for r in replies), replies
+    assert len({r.body for r in replies}) == 1 and len(d.get("/v1/jobs")["items"]) == 1
+    d.kill()
+    d.start()
+    again = post(0)
+    assert again.body == replies[0].body and again.headers["Idempotency-Replayed"] == "true"
+    r = d.ask("POST", "/v1/jobs", d.spec(name="other"), headers={"Idempotency-Key": "k1"})
+    assert r.status == 422, r
+    assert len(d.get("/v1/jobs")["items"]) == 1
+
+
+def test_F18_killed_between_the_same_keys(new):
+    d = new()
+    body = d.spec()
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        def post(_):
+            try:
+                return d.ask("POST", "/v1/jobs", body, headers={"Idempotency-Key": "k2"})
+            except OSError:
+                return None
+        first = [pool.submit(post, i) for i in range(20)]
+        time.sleep(0.25)
+        d.kill()
+        [f.result() for f in first]
+        d.start()
+        rest = list(pool.map(post, range(20)))
+    assert all(r and r.status == 201 for r in rest) and len({r.json["id"] for r in rest}) == 1
+    assert len(d.get("/v1/jobs")["items"]) == 1
+
+
+def test_F21_disk_full_on_the_database(new):
+    mnt = os.path.join(ROOT, "small")
+    os.makedirs(mnt)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mnt], stderr=subprocess.DEVNULL).returncode:
+        raise Skip("needs the right to mount a tmpfs")
+    try:
+        d = new(home=os.path.join(mnt, "home"), step_s=0.1)
+        id = d.submit(max_steps=2000)
+        d.until(id, "running")
+        big = os.path.join(mnt, "big")
+        with open(big, "wb", 0) as f:
+            try:
+                while True:
+                    f.write(b"x" * 4096)
+            except OSError:
+                pass
+        end, refused = time.monotonic() + 20, None
+        while refused is None and time.monotonic() < end:
+            r = d.ask("POST", "/v1/jobs", d.spec(name="n" * 150))
+            if r.status != 201:
+                refused = r
+        assert refused is not None and refused.status in (503, 507), refused
+        assert d.get("/v1/jobs")["items"] and d.job(id)["state"] == "running"       # reads go on
+        known = {j["id"] for j in d.get("/v1/jobs?limit=200")["items"]}
+        os.unlink(big)
+        assert d.ask("POST", f"/v1/jobs/{id}/cancel").status == 202
+        d.until(id, "cancelled")
+        assert d.ask("POST", "/v1/jobs", d.spec()).status == 201                    # recovers
+        assert known <= {j["id"] for j in d.get("/v1/jobs?limit=200")["items"]}
+        d.kill()
+    finally:
+        subprocess.run(["umount", "-l", mnt])
+
+
+def test_F28_database_locked_by_somebody_else(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=60)
+    d.until(id, "running")
+    c = sqlite3.connect(os.path.join(d.home, "ringmaster.db"), isolation_level=None)
+    c.execute("BEGIN EXCLUSIVE")
+    cpu = lambda: sum(map(int, open(f"/proc/{d.p.pid}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+    used = cpu()
+    r = d.ask("POST", "/v1/jobs", d.spec())
+    assert r.status == 503 and "Retry-After" in r.headers, r
+    assert d.job(id)["state"] == "running"
+    time.sleep(2)
+    assert cpu() - used < 150, "busy loop"
+    c.execute("ROLLBACK")
+    c.close()
+    d.until(id, "succeeded")
+    whole(d, id, 60)
+    assert d.ask("POST", "/v1/jobs", d.spec()).status == 201
+
+
+def test_F29_damaged_database(new):
+    d = new()
+    d.until(d.submit(), "succeeded")
+    d.p.terminate()
+    d.p.wait(10)
+    path = os.path.join(d.home, "ringmaster.db")
+    with open(path, "r+b") as f:
+        f.seek(4096 * 2)
+        f.write(os.urandom(4096 * 4))
+    d.start(ready=False)
+    assert d.p.wait(10) == 1
+    assert "damaged" in d.log_text() and "restore" in d.log_text(), d.log_text()
+    assert os.path.getsize(path) > 4096
+
+
+def test_F31_newer_schema(new):
+    d = new()
+    d.p.terminate()
+    d.p.wait(10)
+    c = sqlite3.connect(os.path.join(d.home, "ringmaster.db"))
+    c.execute("PRAGMA user_version=99")
+    c.commit()
+    c.close()
+    d.start(ready=False)
+    assert d.p.wait(10) == 1 and "newer ringmasterd" in d.log_text(), d.log_text()
+
+
+def test_F41_wall_clock_jumps(new):
+    if not any(os.path.exists(p + "/faketime") for p in os.environ["PATH"].split(":")):
+        raise Skip("needs faketime")
+    d = new(start=False)
+    d.start(wrap=["faketime", "-f", "-1h"])
+    id = d.submit(max_steps=10)
+    j = d.until(id, "succeeded")
+    assert 0 <= j["run_ms"] < 60000, j
+
+
+def test_F53_sigterm_leaves_jobs_running(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=100)
+    d.until(id, "running")
+    before, s = pids(d, id), d.stream()
+    began = time.monotonic()
+    d.p.terminate()
+    assert d.p.wait(10) == 0 and time.monotonic() - began < 5
+    s.close()
+    assert all(alive(p) for p in before)
+    d.start()
+    assert pids(d, id) == before
+    d.until(id, "succeeded")
+    whole(d, id, 100)
+
+
+def test_F54_second_daemon_on_the_same_home(new):
+    d = new()
+    second = subprocess.run(d.args()[:3] + ["--port", "0"], capture_output=True, timeout=20)
+    assert second.returncode == 1 and b"another ringmasterd" in second.stderr, second
+    d.until(d.submit(), "succeeded")
+
+
+if __name__ == "__main__":
+    main(globals())
