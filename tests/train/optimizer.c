@@ -28,12 +28,16 @@ struct bench {
     float *w32;             /* what the optimizer updates */
 };
 
+static bool offloaded;          /* pretend that the device has memory of its own */
+
 /* Three parameters: a decayed one, one without decay, a LoRA B; the rest of the flat vector is padding. */
 static void bench_open(struct bench *b, enum dtype dt, int64_t lo, int64_t hi)
 {
-    const struct kernel_ops *ops = kernel_ops_cpu();
+    static struct kernel_ops device;
+    device = *kernel_ops_cpu();
+    const struct kernel_ops *ops = offloaded ? &device : kernel_ops_cpu();
     struct error err;
-    *b = (struct bench){ .spec = { .adam_beta1 = 0.9, .adam_beta2 = 0.95, .adam_epsilon = 1e-8, .weight_decay = 0.1, .lorap_lr_ratio = 16 } };
+    *b = (struct bench){ .spec = { .zero_offload_optimizer = offloaded, .adam_beta1 = 0.9, .adam_beta2 = 0.95, .adam_epsilon = 1e-8, .weight_decay = 0.1, .lorap_lr_ratio = 16 } };
     b->v[0] = (struct param){ .name = (char *)"a", .n = 5, .at = 0, .trained = true, .decay = true, .dt = dt };
     b->v[1] = (struct param){ .name = (char *)"b", .n = 5, .at = 64, .trained = true, .decay = false, .dt = dt };
     b->v[2] = (struct param){ .name = (char *)"c", .n = 5, .at = 128, .trained = true, .decay = true, .lora = LORA_B, .dt = dt };
@@ -45,7 +49,7 @@ static void bench_open(struct bench *b, enum dtype dt, int64_t lo, int64_t hi)
             if (dt == DT_F32) ((float *)b->p.flat_w)[64 * k + i] = start[i];
             else ((bf16 *)b->p.flat_w)[64 * k + i] = f32_to_bf16(start[i]);
         }
-    arena_init(&b->arena, PLACE_DEVICE, b->memory = aligned_alloc(4096, 1 << 16), 1 << 16);
+    arena_init(&b->arena, PLACE_DEVICE, b->memory = aligned_alloc(4096, 64 << 20), 64 << 20);
     ck_assert_int_eq(ops->stream_new(&b->s, true, &err), OK);
     ck_assert_int_eq(optimizer_new(&b->o, &b->spec, ops, &b->p, lo, hi, &b->arena, &b->arena, &err), OK);
     memset(b->o->m, 0, (size_t)(hi - lo) * sizeof *b->o->m);
@@ -99,6 +103,33 @@ START_TEST(decay_only_where_wanted_and_lora_plus)
     ck_assert_double_eq_tol(b.w32[128], 0.5 - 16e-3 * 0.1 * 0.5 - 16e-3, 1e-6);     /* LoRA+: B at 16 times the rate */
     for (int i = 5; i < 64; i++) ck_assert_double_eq(b.w32[i], 0);                  /* padding stays padding */
     bench_close(&b);
+}
+END_TEST
+
+/* Masters and moments on the host: the same bits, in f32 and with bf16 weights, on a shard that cuts parameters. */
+START_TEST(offload_is_the_same)
+{
+    for (int k = 0; k < 2; k++) {
+        struct bench here, there;
+        struct error err;
+        enum dtype dt = k ? DT_BF16 : DT_F32;
+        offloaded = false;
+        bench_open(&here, dt, 2, 66);
+        offloaded = true;
+        bench_open(&there, dt, 2, 66);
+        offloaded = false;
+        ck_assert(there.o->offload && !here.o->offload);
+        for (int t = 0; t < STEPS; t++) {
+            set_gradients(&here, t, 1);
+            set_gradients(&there, t, 1);
+            ck_assert_int_eq(optimizer_step(here.o, here.s, 0.5f, 1e-2, &err), OK);
+            ck_assert_int_eq(optimizer_step(there.o, there.s, 0.5f, 1e-2, &err), OK);
+        }
+        ck_assert_int_eq(memcmp(here.p.flat_w, there.p.flat_w, N_FLAT * dtype_size(dt)), 0);
+        ck_assert_int_eq(memcmp(here.o->v, there.o->v, 64 * sizeof(float)), 0);
+        bench_close(&here);
+        bench_close(&there);
+    }
 }
 END_TEST
 
@@ -172,6 +203,7 @@ int main(void)
     TCase *t = tcase_create("optimizer");
     tcase_add_test(t, as_torch);
     tcase_add_test(t, decay_only_where_wanted_and_lora_plus);
+    tcase_add_test(t, offload_is_the_same);
     tcase_add_test(t, clipping_scale_is_applied_before_the_moments);
     tcase_add_test(t, bf16_keeps_f32_masters);
     tcase_add_test(t, a_shard_is_a_range);
