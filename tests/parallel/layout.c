@@ -47,11 +47,14 @@ START_TEST(spans_cover_causal_pairs)
         ck_assert_int_eq(owned[row_of[t]]++, 0);
         if (t % (T / R) > 0) ck_assert_int_gt(row_of[t], row_of[t - 1]);        /* ring-local order ascends */
     }
-    struct attn_span *spans = xmalloc((unsigned long)layout_spans_bound(n_docs, R) * sizeof *spans + 1);
+    struct attn_span *spans = xmalloc((unsigned long)layout_spans_bound(n_docs, T, R) * sizeof *spans + 1);
     for (int rq = 0; rq < R; rq++) {
+        int64_t all = 0;
         for (int rk = 0; rk < R; rk++) {
             int64_t n = layout_spans(&l, rq, rk, window, spans), *q = row_of + rq * (T / R), *k = row_of + rk * (T / R);
-            ck_assert_int_le(n, layout_spans_bound(n_docs, R));
+            ck_assert_int_le(n, layout_spans_bound(n_docs, T, R));
+            all += n;
+            ck_assert_int_le(all, layout_spans_bound_all(n_docs, T, R));
             for (int64_t i = 0; i < n; i++) {
                 struct attn_span s = spans[i];
                 ck_assert(s.q0 >= 0 && s.q0 + s.nq <= T / R && s.k0 >= 0 && s.k0 + s.nk <= T / R);

@@ -6,7 +6,7 @@
  *   back  o [Tr,hq,D] -> a2a, no packing -> [U,Tl,hq,D] -> [Tl,H,D]
  * Backward is the mirror image. Every block gets the final lse and delta of the whole row. dq accumulates here; (dk,dv) of a block
  * travel with it in fp32, R hops, the last one home: each rank adds its part to what arrives. The part is computed while the sum so
- * far is still on its way, hence a third buffer for it.
+ * far is still on its way, hence a third buffer for it. Half of a rank's own block is left for the end, to be computed during the last hop.
  *
  * Not every row needs every hop: an owner's block stops at the last rank that has queries in one of its documents (last[owner], which all
  * ranks compute from the layout alone), and an owner whose block never leaves gets no sums back either.
@@ -43,8 +43,9 @@ struct attn_group {
     /* the row */
     int64_t T, Tl, Tr;
     const float *cos, *sin;         /* [Tl,D/2] */
-    struct attn_span *host_spans, *dev_spans;   /* [R][bound] */
-    int64_t span_bound;
+    struct attn_span *host_spans, *dev_spans;   /* [span_room]: each owner's one after another, then the halves of our own */
+    int64_t span_bound, span_room;              /* of one owner; in all */
+    struct attn_spans early, late;  /* the spans against its own keys in two halves; R > 1 */
     struct attn_spans *spans;       /* [R] this rank's queries against each owner's keys */
     int *last;                      /* [R] the last step at which an owner's block is still needed; 0: never leaves home */
 };
@@ -98,17 +99,20 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->sum[i] = arena_take(shared, MEM_COMMUNICATION, g->acc, 2, Tr, hk, D, "attn.ring_dkv%d", i);
     }
     g->q = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.q");
-    g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
-    g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
+    if (U > 1 || R == 1) {              /* a ring alone has its keys and values in kv[0] */
+        g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
+        g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
+    }
     g->o_acc = arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
     g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, Tr, hk, D, "attn.dkv");
     g->lse = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.lse");
     g->delta = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.delta");
-    g->span_bound = layout_spans_bound(d.max_docs, R);
-    int64_t ws = (int64_t)ops->attn_ws(d.dt, shape(g, Tr), g->span_bound), span_bytes = R * g->span_bound * (int64_t)sizeof(struct attn_span);
+    g->span_bound = layout_spans_bound(d.max_docs, d.max_T, R);
+    g->span_room = layout_spans_bound_all(d.max_docs, d.max_T, R) + (R > 1 ? 2 * g->span_bound : 0);
+    int64_t ws = (int64_t)ops->attn_ws(d.dt, shape(g, Tr), g->span_bound), span_bytes = g->span_room * (int64_t)sizeof(struct attn_span);
     g->ws = arena_take(device, MEM_WORKSPACE, DT_U8, ws, 0, 0, 0, "attn.ws");
     g->host_spans = arena_take(host, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
-    g->dev_spans = arena_take(device, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
+    g->dev_spans = ops == kernel_ops_cpu() ? g->host_spans : arena_take(device, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
     g->spans = xcalloc((unsigned long)R, sizeof *g->spans);
     g->last = xcalloc((unsigned long)R, sizeof *g->last);
     *out = g;
@@ -151,21 +155,28 @@ int attn_group_row(struct attn_group *g, struct stream *s, const struct layout *
     g->Tl = g->Tr / g->m->U;
     g->cos = cos;
     g->sin = sin;
-    int rc = OK;
+    int64_t used = 0, spare = R > 1 ? 2 * g->span_bound : 0;
     for (int o = 0; o < R; o++) {
         int64_t n = layout_spans(l, r, o, g->d.window, NULL);
-        if (n > g->span_bound)
-            return error_set(err, E_LIMIT, "a row with %lld blocks of documents, but memory was planned for %lld", (long long)n, (long long)g->span_bound);
-        struct attn_span *host = g->host_spans + o * g->span_bound, *dev = g->dev_spans + o * g->span_bound;
-        (void)layout_spans(l, r, o, g->d.window, host);
-        if (n > 0) rc = checked(g, s, g->ops->copy(s, dev, host, (size_t)n * sizeof *host), "attention spans", err);
-        if (rc != OK) return rc;
-        g->spans[o] = (struct attn_spans){ .host = host, .dev = dev, .n = n };
+        if (used + n > g->span_room - spare)
+            return error_set(err, E_LIMIT, "a row with more than %lld blocks of documents: memory was planned for %lld documents", (long long)(used + n),
+                             (long long)g->d.max_docs);
+        (void)layout_spans(l, r, o, g->d.window, g->host_spans + used);
+        g->spans[o] = (struct attn_spans){ .host = g->host_spans + used, .dev = g->dev_spans + used, .n = n };
+        used += n;
         g->last[o] = 0;
         for (int t = 1; t < R; t++)
             if (layout_spans(l, (o + t) % R, o, g->d.window, NULL) > 0) g->last[o] = t;
     }
-    return OK;
+    if (R > 1) {
+        struct attn_span *early = g->host_spans + used, *late = early + g->spans[r].n;
+        layout_halve(g->spans[r].host, g->spans[r].n, g->d.window, early, &g->early.n, late, &g->late.n);
+        g->early.host = early, g->early.dev = g->dev_spans + used;
+        g->late.host = late, g->late.dev = g->early.dev + g->spans[r].n;
+        used += 2 * g->spans[r].n;
+    }
+    if (used == 0 || g->dev_spans == g->host_spans) return OK;
+    return checked(g, s, g->ops->copy(s, g->dev_spans, g->host_spans, (size_t)used * sizeof *g->host_spans), "attention spans", err);
 }
 
 void attn_group_row_bytes(const struct attn_group *g, int64_t *fwd, int64_t *refetch, int64_t *bwd)
@@ -287,11 +298,11 @@ int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, co
 
 /* --- backward --- */
 
-static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const void *dout, const void *k, const void *v, const struct attn_kept *kept, int owner,
-                     struct error *err)
+static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const void *dout, const void *k, const void *v, const struct attn_kept *kept,
+                     struct attn_spans spans, struct error *err)
 {
     return checked(g, s, g->ops->attn_bwd(s, g->d.dt, g->o_acc, dkv, at(g->acc, dkv, k_size(g)), dout, kept->q, k, v, kept->lse, g->delta, shape(g, g->Tr),
-                                          g->spans[owner], g->ws), "attn_bwd", err);
+                                          spans, g->ws), "attn_bwd", err);
 }
 
 static int clear(struct attn_group *g, struct stream *s, void *x, int64_t elements, struct error *err)
@@ -328,7 +339,7 @@ static int ring_bwd(struct attn_group *g, struct stream *s, void *dk, void *dv, 
         void *part = t == 0 && travels ? g->sum[0] : g->part, *k = g->kv[cur];
         if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, &kv, err);
         if (rc == OK && work) rc = clear(g, s, part, 2 * n, err);
-        if (rc == OK && work) rc = block_bwd(g, s, part, dout, k, at(g->d.dt, k, n), kept, owner, err);
+        if (rc == OK && work) rc = block_bwd(g, s, part, dout, k, at(g->d.dt, k, n), kept, t == 0 && travels ? g->early : g->spans[owner], err);
         if (rc == OK && t == 0 && !travels) rc = deliver_dkv(g, s, part, dk, dv, err);
         if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);                   /* the sum so far of this owner's block */
         sums = NULL;
@@ -344,7 +355,11 @@ static int ring_bwd(struct attn_group *g, struct stream *s, void *dk, void *dv, 
         if (rc == OK) rc = comm_hop_wait(ring, s, kv, err);
         kv = NULL;
     }
+    /* The sums are on their last hop, home. The ring's buffers are spent: kept k, v serve the other half of our own block. */
+    if (rc == OK && travels) rc = clear(g, s, g->part, 2 * n, err);
+    if (rc == OK && travels) rc = block_bwd(g, s, g->part, dout, kept->k, kept->v, kept, g->late, err);
     if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);
+    if (rc == OK && travels) rc = checked(g, s, g->ops->axpy(s, g->acc, g->sum[R & 1], g->acc, g->part, 1.0f, 2 * n), "axpy", err);
     return rc == OK && travels ? deliver_dkv(g, s, g->sum[R & 1], dk, dv, err) : rc;
 }
 
@@ -367,7 +382,7 @@ int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, v
         rc = ring_bwd(g, s, dk, dv, here, kept, err);
     } else {
         rc = clear(g, s, g->part, 2 * nk, err);
-        if (rc == OK) rc = block_bwd(g, s, g->part, here, kept->k, kept->v, kept, 0, err);
+        if (rc == OK) rc = block_bwd(g, s, g->part, here, kept->k, kept->v, kept, g->spans[0], err);
         if (rc == OK) rc = deliver_dkv(g, s, g->part, dk, dv, err);
     }
     if (rc == OK && alone) return unpack(g, s, dq, g->acc, g->o_acc, true, g->head_q, g->d.H, g->hq, err);

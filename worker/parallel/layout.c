@@ -92,7 +92,7 @@ static bool visible(int64_t nq, int64_t nk, int64_t diag, int64_t window)
 }
 
 /* Pairs seen: for each query i the keys j with max(0, i+diag-window+1) <= j <= min(nk-1, i+diag). */
-static int64_t span_pairs(const struct attn_span *s, int64_t window)
+int64_t layout_span_pairs(const struct attn_span *s, int64_t window)
 {
     int64_t n = 0;
     if (window == 0) {                                          /* queries up to `none` see nothing, from `all` on every key, between them i+diag+1 */
@@ -125,9 +125,54 @@ int64_t layout_spans(const struct layout *l, int rq, int rk, int64_t window, str
     return n;
 }
 
-int64_t layout_spans_bound(int64_t n_docs, int R)
+/* The part of a span with query rows [from, to). */
+static struct attn_span clip(struct attn_span s, int64_t from, int64_t to)
 {
-    return R == 1 ? n_docs : 3 * n_docs;        /* two segments each; the front queries never see the back keys */
+    int64_t lo = from > s.q0 ? from : s.q0, hi = to < s.q0 + s.nq ? to : s.q0 + s.nq;
+    s.diag += lo - s.q0;
+    s.q0 = lo;
+    s.nq = hi > lo ? hi - lo : 0;
+    return s;
+}
+
+static int64_t pairs_before(const struct attn_span *spans, int64_t n, int64_t window, int64_t row)
+{
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < n && spans[i].q0 < row; i++) {
+        struct attn_span s = clip(spans[i], 0, row);
+        pairs += layout_span_pairs(&s, window);
+    }
+    return pairs;
+}
+
+void layout_halve(const struct attn_span *spans, int64_t n, int64_t window, struct attn_span *early, int64_t *n_early, struct attn_span *late, int64_t *n_late)
+{
+    int64_t lo = 0, hi = n > 0 ? spans[n - 1].q0 + spans[n - 1].nq : 0, all = pairs_before(spans, n, window, hi), end = hi;
+    while (lo < hi) {                                           /* the first row with half of the work before it */
+        int64_t mid = lo + (hi - lo) / 2;
+        if (2 * pairs_before(spans, n, window, mid) < all) lo = mid + 1;
+        else hi = mid;
+    }
+    *n_early = *n_late = 0;
+    for (int64_t i = 0; i < n; i++) {
+        struct attn_span a = clip(spans[i], 0, lo), b = clip(spans[i], lo, end);
+        if (a.nq > 0 && visible(a.nq, a.nk, a.diag, window)) early[(*n_early)++] = a;
+        if (b.nq > 0 && visible(b.nq, b.nk, b.diag, window)) late[(*n_late)++] = b;
+    }
+}
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* A rank has at most two segments of a document, and no more segments than tokens. Each meets at most two of another rank's, and one pair of
+ * the four never sees each other; all ranks together have at most 2R. */
+int64_t layout_spans_bound(int64_t n_docs, int64_t T, int R)
+{
+    return R == 1 ? n_docs : min64(3 * n_docs, 2 * min64(2 * n_docs, T / R));
+}
+
+int64_t layout_spans_bound_all(int64_t n_docs, int64_t T, int R)
+{
+    return R == 1 ? n_docs : min64(2 * n_docs, T / R) * 2 * R;
 }
 
 int64_t layout_work(const struct layout *l, int r, int64_t window)
@@ -138,7 +183,7 @@ int64_t layout_work(const struct layout *l, int r, int64_t window)
         if (n == 0) continue;
         struct attn_span *s = xmalloc((unsigned long)n * sizeof *s);
         (void)layout_spans(l, r, rk, window, s);
-        for (int64_t i = 0; i < n; i++) pairs += span_pairs(&s[i], window);
+        for (int64_t i = 0; i < n; i++) pairs += layout_span_pairs(&s[i], window);
         free(s);
     }
     return pairs;

@@ -24,8 +24,13 @@ void layout_index(const struct layout *l, int r, int u, int64_t *index);
 /* Spans of ring rank rq's queries against ring rank rk's keys, both in ring-local order; returns how many (0: the hop is not
  * needed by these queries). out may be NULL to count. */
 int64_t layout_spans(const struct layout *l, int rq, int rk, int64_t window, struct attn_span *out);
-/* Most spans any (rq, rk) can have for rows of at most n_docs documents. */
-int64_t layout_spans_bound(int64_t n_docs, int R);
+/* Pairs (query, key) a span covers. */
+int64_t layout_span_pairs(const struct attn_span *s, int64_t window);
+/* Cuts n spans (as layout_spans gives them) at a query row into two lists of about equal work; `early` and `late` have room for n each. */
+void layout_halve(const struct attn_span *spans, int64_t n, int64_t window, struct attn_span *early, int64_t *n_early, struct attn_span *late, int64_t *n_late);
+/* Most spans any (rq, rk) can have for rows of at most n_docs documents and T tokens; most that one rq has with all rk together. */
+int64_t layout_spans_bound(int64_t n_docs, int64_t T, int R);
+int64_t layout_spans_bound_all(int64_t n_docs, int64_t T, int R);
 /* Pairs (query, key) ring rank r computes over all hops: its attention work. */
 int64_t layout_work(const struct layout *l, int r, int64_t window);
 
