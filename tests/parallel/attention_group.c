@@ -276,6 +276,8 @@ static int one_config(const struct config *c, struct comm_world *w, int rank, in
     at2 = at1 = sent(w);
     if (rc == OK && !c->keep_all) {
         rc = attn_group_refetch(b.g, b.s, b.q, b.k, b.v, &b.kept, &err);
+        memset(b.out, 0xff, (size_t)(b.Tl * wide * bytes));
+        if (rc == OK) rc = attn_group_return(b.g, b.s, b.out, b.kept.o, &err);
         at2 = sent(w);
     }
     if (rc == OK) rc = attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, &b.kept, &err);

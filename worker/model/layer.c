@@ -100,7 +100,8 @@ static int recompute(struct model *m, struct layer *l, void *x2, struct attn_kep
 {
     if (l->x2) return OK;                       /* everything is there */
     if (!l->kept.o) return attention_fwd(m, l, x2, kept);
-    TRY(linear_fwd(m, &l->o, x2, l->a, m->Tl, 0));      /* attention's output is kept: no attention again */
+    if (!l->a) TRY(attn_group_return(l->attn, m->s, m->a, l->kept.o, m->err));
+    TRY(linear_fwd(m, &l->o, x2, l->a ? l->a : m->a, m->Tl, 0));        /* attention's output is kept: no attention again */
     return add_to(m, x2, x2, l->x, m->Tl * m->c->C);
 }
 
@@ -181,12 +182,15 @@ static void take_qkv(struct arena *a, const struct model *m, struct attn_kept *k
     k->v = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hk, D, 0, "layers.%lld.attn.v", (long long)i);
 }
 
-/* out: [Tl,H*D], what the projection reads; k->o is the same where nothing is exchanged. */
+/* out: [Tl,H*D], what the projection reads; k->o is the same where nothing is exchanged. Else the policy that keeps attention alone keeps
+ * k->o and exchanges it once more: two of them in every layer would not shrink with the number of ranks. */
+static bool one_o(const struct model *m) { return m->mesh->U > 1 && m->policy == ACT_ATTENTION; }
+
 static void take_o(struct arena *a, const struct model *m, struct attn_kept *k, void **out, int64_t i)
 {
     int64_t Tr, hq, hk;
     attn_kept_shape(m->layers[i < 0 ? 0 : i].attn, &Tr, &hq, &hk);
-    *out = k->o = take(a, m, MEM_ACTIVATIONS, m->c->H * m->c->D, "attn.out", i);
+    if (!one_o(m)) *out = k->o = take(a, m, MEM_ACTIVATIONS, m->c->H * m->c->D, "attn.out", i);
     if (m->mesh->U > 1) k->o = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hq, m->c->D, 0, "layers.%lld.attn.o", (long long)i);
     k->lse = arena_take(a, MEM_ACTIVATIONS, DT_F32, hq, Tr, 0, 0, "layers.%lld.attn.lse", (long long)i);
 }
@@ -222,6 +226,8 @@ void layer_layout(struct model *m, struct arena *a, struct arena *host)
         take_qkv(a, m, &m->kept, -1);
         take_o(a, m, &m->kept, &m->a, -1);
     }
+
+    if (one_o(m)) m->a = take(a, m, MEM_ACTIVATIONS, c->H * c->D, "attn.out", -1);
 
     struct arena_mark mark = arena_mark(a);
     if (m->policy == ACT_ATTENTION) take_qkv(a, m, &m->kept, -1);

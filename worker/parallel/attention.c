@@ -296,6 +296,14 @@ int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, co
     return exchange_in(g, s, keep->q, keep->k, keep->v, q, k, v, err);
 }
 
+int attn_group_return(struct attn_group *g, struct stream *s, void *out, const void *o, struct error *err)
+{
+    if (g->m->U == 1) return out == o ? OK : copy(g, s, out, o, q_size(g), err);
+    int rc = copy(g, s, g->xq, o, q_size(g), err);
+    if (rc == OK) rc = comm_all_to_all(g->m->uly, s, g->o, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
+    return rc == OK ? unpack(g, s, out, g->d.dt, g->o, false, g->head_q, g->d.H, g->hq, err) : rc;
+}
+
 /* --- backward --- */
 
 static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const void *dout, const void *k, const void *v, const struct attn_kept *kept,
