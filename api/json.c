@@ -137,7 +137,24 @@ static int scan_number(struct scan *s)
 
 struct key { const char *p; size_t n; };
 
-/* Keys compare as decoded text: "a" and "\u0061" are the same key. Escaped keys are decoded by cJSON itself, on a copy. */
+/* Keys compare as decoded text: "a" and "\u0061" are the same key. Escaped keys are decoded by cJSON itself, on a copy in which
+ * \u0000 is C0 80 (valid in no text), for cJSON's strings end at NUL. The caller frees. */
+static char *decode_key(const char *k, size_t n)
+{
+    char *copy = xmalloc(n + 1), *to = copy;
+    for (size_t i = 0; i < n;) {
+        bool nul = n - i >= 6 && memcmp(k + i, "\\u0000", 6) == 0;
+        if (nul) { memcpy(to, "\xC0\x80", 2); to += 2; i += 6; continue; }
+        if (k[i] == '\\') *to++ = k[i++];
+        *to++ = k[i++];
+    }
+    cJSON *item = cJSON_ParseWithLength(copy, (size_t)(to - copy));
+    char *text = xstrdup(cJSON_IsString(item) ? item->valuestring : "");
+    cJSON_Delete(item);
+    free(copy);
+    return text;
+}
+
 static int key_cmp(const void *a, const void *b)
 {
     const struct key *x = a, *y = b;
@@ -165,9 +182,7 @@ static int scan_object(struct scan *s, int depth)
         if (n == cap) { cap = cap ? cap * 2 : 8; keys = xrealloc(keys, cap * sizeof *keys); owned = xrealloc(owned, cap * sizeof *owned); }
         keys[n] = (struct key){ k + 1, (size_t)(s->p - k) - 2 };
         if (memchr(k, '\\', (size_t)(s->p - k))) {
-            cJSON *item = cJSON_ParseWithLength(k, (size_t)(s->p - k));
-            char *text = xstrdup(cJSON_IsString(item) ? item->valuestring : "");
-            cJSON_Delete(item);
+            char *text = decode_key(k, (size_t)(s->p - k));
             owned[n_owned++] = text;
             keys[n] = (struct key){ text, strlen(text) };
         }

@@ -115,7 +115,8 @@ int added_set_split(const struct added_set *s, const char *text, size_t len,
         }
         if (t->rstrip) for (size_t k; end < len && (k = utf8_next(text + end, &cp), cp_is_space(cp)); end += k) {}
         if (done < start && (rc = piece(arg, text + done, start - done, done, NULL, err)) != OK) return rc;
-        if ((rc = piece(arg, text + start, end - start, start, t, err)) != OK) return rc;
+        /* all its characters may be blanks that an earlier token took */
+        if (start < end && (rc = piece(arg, text + start, end - start, start, t, err)) != OK) return rc;
         done = end;
     }
     return done < len ? piece(arg, text + done, len - done, done, NULL, err) : OK;

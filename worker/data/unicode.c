@@ -139,19 +139,21 @@ bool cp_is_numeric(uint32_t cp)
 {
     if (cp < 0x80) return cp >= '0' && cp <= '9';
     utf8proc_category_t c = category(cp);
-    return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
+    return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO ||
+           (cp >= 0x11DE0 && cp <= 0x11DE9) || (cp >= 0x16FF4 && cp <= 0x16FF6);       /* Unicode 17 */
 }
 
 bool cp_is_punct(uint32_t cp)
 {
     if (cp < 0x80) return (cp >= 33 && cp <= 47) || (cp >= 58 && cp <= 64) || (cp >= 91 && cp <= 96) || (cp >= 123 && cp <= 126);
     utf8proc_category_t c = category(cp);
-    return c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO;
+    return (c >= UTF8PROC_CATEGORY_PC && c <= UTF8PROC_CATEGORY_PO) != unicode_punct_differs(cp);
 }
 
 bool cp_is_mark(uint32_t cp)
 {
-    if (cp < 0x300) return false;
+    if (cp == 0x1CF2 || cp == 0x1CF3) return true;      /* were marks in Unicode 9 */
+    if (cp < 0x300 || unicode_after_9(cp)) return false;
     utf8proc_category_t c = category(cp);
     return c >= UTF8PROC_CATEGORY_MN && c <= UTF8PROC_CATEGORY_ME;
 }
@@ -203,6 +205,18 @@ bool unicode_is_normal(enum normal_form form, const char *s, size_t n)
     return true;
 }
 
+/* Appends the normal form of a stretch without characters newer than Unicode 9. */
+static int normalize_known(utf8proc_option_t options, const char *s, size_t n, struct bytes *out, struct error *err)
+{
+    utf8proc_uint8_t *form_text = NULL;
+    if (n == 0) return OK;
+    utf8proc_ssize_t got = utf8proc_map((const utf8proc_uint8_t *)s, (utf8proc_ssize_t)n, &form_text, options);
+    if (got < 0) return error_set(err, got == UTF8PROC_ERROR_NOMEM ? E_NOMEM : E_INVALID, "normalizing a text of %zu bytes: %s", n, utf8proc_errmsg(got));
+    bytes_add(out, form_text, (size_t)got);
+    free(form_text);
+    return OK;
+}
+
 int unicode_normalize(enum normal_form form, const char *s, size_t n, struct bytes *out, struct error *err)
 {
     static const int options[] = {
@@ -211,13 +225,18 @@ int unicode_normalize(enum normal_form form, const char *s, size_t n, struct byt
         [FORM_NFKC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
         [FORM_NFKD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT,
     };
-    utf8proc_uint8_t *form_text = NULL;
-    utf8proc_ssize_t got = utf8proc_map((const utf8proc_uint8_t *)s, (utf8proc_ssize_t)n, &form_text, (utf8proc_option_t)options[form]);
-    if (got < 0) return error_set(err, got == UTF8PROC_ERROR_NOMEM ? E_NOMEM : E_INVALID, "normalizing a text of %zu bytes: %s", n, utf8proc_errmsg(got));
+    size_t from = 0;
     out->n = 0;
-    bytes_add(out, form_text, (size_t)got);
-    free(form_text);
-    return OK;
+    for (size_t i = 0, k; i < n; i += k) {              /* an unknown character parts what stands before it from what comes after */
+        uint32_t cp;
+        k = utf8_next(s + i, &cp);
+        if (cp < 0x300 || !unicode_after_9(cp)) continue;
+        int rc = normalize_known((utf8proc_option_t)options[form], s + from, i - from, out, err);
+        if (rc != OK) return rc;
+        bytes_add(out, s + i, k);
+        from = i + k;
+    }
+    return normalize_known((utf8proc_option_t)options[form], s + from, n - from, out, err);
 }
 
 void unicode_lower(const char *s, size_t n, struct bytes *out)
@@ -226,6 +245,6 @@ void unicode_lower(const char *s, size_t n, struct bytes *out)
         uint32_t cp;
         i += utf8_next(s + i, &cp);
         if (cp == 0x130) { bytes_add(out, "i\xCC\x87", 3); continue; }   /* the one letter whose lower case is two */
-        bytes_add_cp(out, (uint32_t)utf8proc_tolower((utf8proc_int32_t)cp));
+        bytes_add_cp(out, unicode_lower_newer((uint32_t)utf8proc_tolower((utf8proc_int32_t)cp)));
     }
 }

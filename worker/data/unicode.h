@@ -31,6 +31,9 @@ void utf8_lossy(struct bytes *out, const char *s, size_t n);
 struct unicode_range { uint32_t first, last; char category[3]; };
 extern const struct unicode_range unicode_newer[];
 extern const int unicode_newer_n;
+bool unicode_after_9(uint32_t cp);
+bool unicode_punct_differs(uint32_t cp);
+uint32_t unicode_lower_newer(uint32_t cp);              /* for upper-case letters of Unicode 15 to 17; any other is its own */
 
 bool cp_is_space(uint32_t cp);          /* White_Space */
 bool cp_is_numeric(uint32_t cp);        /* N: Nd, Nl, No */
