@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Ringmaster against torch, transformers and PEFT, whole programs on both sides.
+
+usage: tests/parity/parity.py [--build DIR] [--venv DIR] [--write docs/parity.md] [CASE…]
+
+Makes a virtual environment with current torch, transformers and peft from the Python package index unless it runs in one. For every
+case: a tiny random model saved by transformers (and an adapter by PEFT) is trained for ten steps by `ringmaster run` and by torch on
+the batch that Ringmaster dumped. Compared are the loss and every gradient of the first step, the weights after ten, the checkpoint as
+transformers and PEFT load it, and the merged model. Not part of scripts/test; --write commits the last table."""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def enter_venv(path):
+    try:
+        import peft  # noqa: F401
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+        return
+    except ImportError:
+        pass
+    python = os.path.join(path, "bin", "python")
+    if not os.path.exists(python):
+        print("making", path, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", path], check=True)
+        subprocess.run([python, "-m", "pip", "install", "torch", "transformers", "peft"], check=True)
+    os.execv(python, [python] + sys.argv)
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+parser.add_argument("--venv", default=os.path.join(ROOT, "build", "parity-venv"))
+parser.add_argument("--write")
+parser.add_argument("cases", nargs="*")
+args = parser.parse_args()
+enter_venv(args.venv)
+
+import peft  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+STEPS, LR = 10, 2e-3
+TINY = dict(vocab_size=4096, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+
+
+def rope(**kw):
+    return dict(num_hidden_layers=1, rope_parameters=dict(rope_theta=10000.0, **kw))
+
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+#      name: (model, PEFT configuration or None, further spec fields)
+CASES = {
+    "qwen2 tied, full": (dict(model_type="qwen2", tie_word_embeddings=True), None, {}),
+    "qwen2 untied, full": (dict(model_type="qwen2", tie_word_embeddings=False), None, {}),
+    "qwen2 upper-layer window, full": (dict(model_type="qwen2", use_sliding_window=True, sliding_window=20, max_window_layers=1), None, {}),
+    "qwen3, full": (dict(model_type="qwen3", head_dim=16, tie_word_embeddings=True), None, {}),
+    "llama with biases, full": (dict(model_type="llama", attention_bias=True, mlp_bias=True), None, {}),
+    "mistral window, full": (dict(model_type="mistral", sliding_window=24, head_dim=16), None, {}),
+    "rope linear, full": (dict(model_type="llama", **rope(rope_type="linear", factor=2.5)), None, {}),
+    "rope dynamic, full": (dict(model_type="llama", **{**rope(rope_type="dynamic", factor=2.0)}, max_position_embeddings=32), None, {}),
+    "rope yarn, full": (dict(model_type="qwen2", **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), None, {}),
+    "rope llama3, full": (dict(model_type="llama", **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)), None, {}),
+    "qwen2 tied, lora": (dict(model_type="qwen2", tie_word_embeddings=True), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
+    "qwen3, lora": (dict(model_type="qwen3", head_dim=16), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
+    "llama, lora by regular expression": (dict(model_type="llama"), dict(r=4, lora_alpha=8, target_modules=r".*\.(q|v)_proj"), {}),
+    "mistral, rslora": (dict(model_type="mistral", sliding_window=24), dict(r=4, lora_alpha=8, use_rslora=True, target_modules=ALL), {}),
+    "qwen2, lora+": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, target_modules=ALL), dict(lorap_lr_ratio=4)),
+    "qwen2 untied, lora, modules_to_save": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]), {}),
+    "qwen2 tied, lora, head saved": (dict(model_type="qwen2", tie_word_embeddings=True), dict(r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["lm_head"]), {}),
+    "qwen2, dora": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, use_dora=True, target_modules=ALL), {}),
+}
+TEXT = [("What is a ring?", "A closed band, often of metal, worn on a finger; or a circle of hosts that pass a token on."),
+        ("Say yes.", "Yes."),
+        ("How do tides arise?", "The moon pulls the near side of the sea more than the earth, and the earth more than the far side, so the water stands high twice a day."),
+        ("Name two rivers.", "The Danube and the Elbe.")]
+
+
+def randomise(model, seed, only=lambda n: True):
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if only(n):
+                p.copy_(torch.randn(p.shape, generator=g) * (0.15 if p.dim() > 1 else 0.1) + (1.0 if "norm" in n and n.endswith("weight") else 0.0))
+
+
+def peft_name(n):
+    n = n.replace(".default.weight", "") if "magnitude" in n else n.replace(".default.weight", ".weight")
+    return n.replace(".default", "").replace(".modules_to_save", "")
+
+
+def load_torch(folder, adapter, trainable=True):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    if adapter:
+        model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=trainable)
+    return model.train()
+
+
+def losses(model, b):
+    """Sum over documents of weight * cross-entropy over the sum of weights, one document at a time."""
+    cu, total = b["cu_seqlens"].tolist(), b["loss_weights"].sum()
+    for s, e in zip(cu[:-1], cu[1:]):
+        if b["loss_weights"][s:e].sum() == 0:
+            continue
+        z = model(input_ids=b["input_ids"][s:e].long()[None], use_cache=False).logits[0].float()
+        ce = torch.nn.functional.cross_entropy(z, b["labels"][s:e].long(), reduction="none", ignore_index=-100)
+        yield (ce * b["loss_weights"][s:e]).sum() / total
+
+
+def backward(model, b):
+    loss = 0.0
+    for part in losses(model, b):
+        part.backward()
+        loss += part.item()
+    return loss
+
+
+def groups(model, ratio):
+    by = {}
+    for n, p in model.named_parameters():
+        if p.requires_grad:
+            decay = not (n.endswith(".bias") or "norm.weight" in n or "norm.modules_to_save" in n or "layernorm" in n)
+            by.setdefault((decay, "lora_B" in n), []).append(p)
+    return [dict(params=p, weight_decay=0.1 if decay else 0.0, lr=LR * (ratio if b and ratio else 1)) for (decay, b), p in by.items()]
+
+
+def off(a, b):
+    a, b = a.double(), b.double()
+    return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
+
+
+def ringmaster(*argv):
+    r = subprocess.run([os.path.join(args.build, "ringmaster"), *argv], capture_output=True, text=True, timeout=600)
+    if r.returncode != 0:
+        raise RuntimeError(f"ringmaster {argv[0]}: {r.stderr.strip()[-600:]}")
+    return r.stdout
+
+
+def prepare(work, over, lora):
+    model_dir, adapter = os.path.join(work, "model"), None
+    cfg = AutoConfig.for_model(**{**TINY, **over})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(cfg, dtype=torch.float32)
+    randomise(model, 1)
+    model.save_pretrained(model_dir)
+    for f in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(ROOT, "examples", "tiny-qwen2", f), model_dir)
+    if lora:
+        adapter = os.path.join(work, "adapter")
+        p = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **lora))
+        randomise(p, 2, lambda n: "lora_A" in n or "lora_B" in n)
+        p.save_pretrained(adapter)
+    with open(os.path.join(work, "data.jsonl"), "w") as f:
+        for q, a in TEXT:
+            f.write(json.dumps(dict(query=q, response=a)) + "\n")
+    return model_dir, adapter
+
+
+def spec_for(work, model_dir, adapter, lora, extra):
+    s = dict(model=model_dir, torch_dtype="float32", dataset=[os.path.join(work, "data.jsonl")], template="chatml", max_length=256, packing=True, dataset_shuffle=False,
+             tuner_type="lora" if lora else "full", learning_rate=LR, lr_scheduler_type="constant", warmup_ratio=0, max_steps=STEPS, weight_decay=0.1, max_grad_norm=1.0,
+             device="cpu", output_dir=os.path.join(work, "out"), debug_dump=os.path.join(work, "dump"), **extra)
+    if lora:
+        t = lora["target_modules"]
+        s.update(lora_rank=lora["r"], lora_alpha=lora["lora_alpha"], lora_dropout=0, target_modules=[t] if isinstance(t, str) else t, adapter=adapter,
+                 modules_to_save=lora.get("modules_to_save", []), use_rslora=lora.get("use_rslora", False), use_dora=lora.get("use_dora", False))
+    path = os.path.join(work, "spec.json")
+    with open(path, "w") as f:
+        json.dump(s, f)
+    return path
+
+
+def one(name, over, lora, extra):
+    work = tempfile.mkdtemp(prefix="parity-")
+    try:
+        model_dir, adapter = prepare(work, over, lora)
+        ringmaster("run", spec_for(work, model_dir, adapter, lora, extra), "--json")
+        b = load_file(os.path.join(work, "dump", "batch.safetensors"))
+        ours = load_file(os.path.join(work, "dump", "grads.safetensors"))
+        with open(os.path.join(work, "dump", "loss.json")) as f:
+            our_loss = json.load(f)["loss"]
+        model = load_torch(model_dir, adapter)
+        opt = torch.optim.AdamW(groups(model, extra.get("lorap_lr_ratio", 0)), lr=LR, betas=(0.9, 0.95), eps=1e-8)
+        worst = 0.0
+        for step in range(STEPS):
+            opt.zero_grad()
+            loss = backward(model, b)
+            if step == 0:
+                theirs = {peft_name(n): p.grad for n, p in model.named_parameters() if p.requires_grad}
+                assert set(theirs) == set(ours), (set(theirs) ^ set(ours))
+                worst = max(off(ours[n], g) for n, g in theirs.items())
+                first = abs(our_loss - loss) / loss
+            torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+            opt.step()
+        done = os.path.join(work, "out", f"checkpoint-{STEPS}")
+        again = load_torch(model_dir if lora else done, done if lora else None)
+        mine, want = dict(again.named_parameters()), dict(model.named_parameters())
+        weights = max(off(mine[n], p) for n, p in want.items() if p.requires_grad)
+        with torch.no_grad():
+            ids = b["input_ids"][: b["cu_seqlens"][1]].long()[None]
+            reloaded = off(again.eval()(ids).logits, model.eval()(ids).logits)
+            merged = None
+            if lora:
+                out = os.path.join(work, "merged")
+                ringmaster("merge", done, out, "--base", model_dir)
+                m = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, attn_implementation="eager").eval()
+                merged = off(m(ids).logits, again(ids).logits)
+        return first, worst, weights, reloaded, merged
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+LIMITS = (1e-5, 1e-4, 1e-4, 1e-4, 1e-4)
+lines, bad = [], 0
+for name, (over, lora, extra) in CASES.items():
+    if args.cases and not any(c in name for c in args.cases):
+        continue
+    try:
+        r = one(name, over, lora, extra)
+        ok = all(x is None or x <= limit for x, limit in zip(r, LIMITS))
+        cells = ["-" if x is None else f"{x:.1e}" for x in r]
+    except Exception as e:
+        ok, cells = False, [str(e)[:300]] + [""] * 4
+    bad += not ok
+    line = f"| {name} | " + " | ".join(cells) + f" | {'yes' if ok else 'NO'} |"
+    print(line, flush=True)
+    lines.append(line)
+
+if args.write:
+    with open(args.write, "w") as f:
+        f.write(f"""# Parity with torch, transformers and PEFT
+
+Made by `tests/parity/parity.py --write docs/parity.md`; torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}, fp32, CPU.
+
+Each row: a tiny random model saved by transformers (with an adapter saved by PEFT), trained for {STEPS} steps by `ringmaster run` and by
+torch on the same packed row, documents one at a time there. Errors are relative (norm of the difference over norm); for gradients and
+weights of the worst tensor. Checkpoint: logits of Ringmaster's checkpoint loaded by transformers or PEFT against torch's own trained model. Merged:
+`ringmaster merge` loaded by transformers against the unmerged adapter in PEFT. Limits: loss 1e-5, the rest 1e-4.
+
+| case | first loss | gradients | weights after {STEPS} steps | checkpoint | merged | within limits |
+|---|---|---|---|---|---|---|
+""" + "\n".join(lines) + "\n")
+sys.exit(1 if bad else 0)
