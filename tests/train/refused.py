@@ -51,6 +51,11 @@ def main():
         def no_tokenizer(d):
             os.remove(f"{d}/tokenizer.json")
 
+        def wider(d):
+            config = json.load(open(f"{d}/config.json"))
+            config["intermediate_size"] = 80
+            json.dump(config, open(f"{d}/config.json", "w"))
+
         open(f"{tmp}/empty.jsonl", "w").close()
         with open(f"{tmp}/broken.jsonl", "w") as f:
             f.write('{"messages": [{"role": "user", "content": "x"}]\n')
@@ -63,6 +68,8 @@ def main():
             (dict(init="pretrained", model=model_with("bent", bend)), "/model", ["model.safetensors"]),
             (dict(init="pretrained", model=model_with("lost", lose)), "/model", ["safetensors"]),
             (dict(model=model_with("alien", alien)), "/model", ["rwkv", "qwen2"]),
+            (dict(init="pretrained", model=model_with("wide", wider)), "/model", ["mlp", "72", "80"]),
+            (dict(adapter=saved), "", ["tuner_type is not lora"]),
             (dict(model=model_with("mute", no_tokenizer)), "/model", ["tokenizer.json"]),
             (dict(dataset=[f"{tmp}/empty.jsonl"]), "/dataset", ["empty.jsonl"]),
             (dict(dataset=[f"{tmp}/none.jsonl"]), "/dataset", ["none.jsonl"]),

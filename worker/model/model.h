@@ -46,6 +46,8 @@ struct params *model_params(struct model *m);
 /* Weights from the folder's safetensors: names, shapes and types checked before the first byte is read. LoRA parts are initialised
  * from the seed. Then spec->adapter, if given, is loaded over them. */
 int model_load(struct model *m, const char *dir, struct error *err);
+/* What model_load would refuse, without reading a weight: names, shapes and types of the spec's model and adapter. Works on a planned model. */
+int model_check_files(const struct model *m, struct error *err);
 /* N(0, initializer_range), norms 1, biases 0; from the seed alone, the same for any number of ranks. */
 int model_init_random(struct model *m, uint64_t seed, struct error *err);
 /* A PEFT folder (adapter_config.json, adapter_model.safetensors) over the LoRA parameters; rank, targets must agree. */

@@ -159,9 +159,10 @@ static bool ignorable(const struct model *m, const char *name)
     return (m->c->tied && strcmp(name, "lm_head.weight") == 0) || (n > 20 && strcmp(name + n - 20, ".rotary_emb.inv_freq") == 0);
 }
 
-static int read_all(struct model *m, const struct safetensors *s, const char *dir, bool adapter, struct error *err)
+/* Every tensor asked for is there with its shape, and no other is. */
+static int check_all(const struct model *m, const struct safetensors *s, const char *dir, bool adapter, struct error *err)
 {
-    struct params *p = &m->params;
+    const struct params *p = &m->params;
     int64_t n = safetensors_count(s), used = 0;
     bool *seen = xcalloc((unsigned long)n + 1, sizeof *seen);
     int rc = OK;
@@ -180,6 +181,13 @@ static int read_all(struct model *m, const struct safetensors *s, const char *di
             rc = error_set(err, E_INVALID, "%s: tensor %.200s is not part of the model that %s describes", safetensors_file(s, t), t->name, adapter ? "the spec" : "config.json");
     }
     free(seen);
+    return rc;
+}
+
+static int read_all(struct model *m, const struct safetensors *s, const char *dir, bool adapter, struct error *err)
+{
+    struct params *p = &m->params;
+    int rc = check_all(m, s, dir, adapter, err);
     for (int64_t i = 0; i < p->n && rc == OK; i++) {
         const char *name = wanted_name(&p->v[i], adapter);
         if (!name) continue;
@@ -240,6 +248,24 @@ int model_load_adapter(struct model *m, const char *dir, struct error *err)
     TRY(check_adapter_config(m, dir, err));
     TRY(read_dir(m, dir, true, err));
     return model_weights_changed(m, err);
+}
+
+static int check_dir(const struct model *m, const char *dir, bool adapter, struct error *err)
+{
+    struct safetensors *s;
+    int rc = safetensors_open(&s, dir, adapter ? "adapter_model" : "model", err);
+    if (rc != OK) return rc;
+    rc = check_all(m, s, dir, adapter, err);
+    safetensors_close(s);
+    return rc;
+}
+
+int model_check_files(const struct model *m, struct error *err)
+{
+    int rc = strcmp(m->spec->init, "random") == 0 ? OK : check_dir(m, m->spec->model, false, err);
+    if (rc == OK && m->spec->adapter && !m->lora) rc = error_set(err, E_INVALID, "adapter %s: the spec's tuner_type is not lora", m->spec->adapter);
+    if (rc == OK && m->spec->adapter) rc = check_adapter_config(m, m->spec->adapter, err);
+    return rc == OK && m->spec->adapter ? check_dir(m, m->spec->adapter, true, err) : rc;
 }
 
 int model_load_checkpoint(struct model *m, const char *dir, struct error *err)

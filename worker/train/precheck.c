@@ -10,7 +10,6 @@
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
 #include "worker/data/tokenizer.h"
-#include "worker/model/safetensors.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/plan.h"
 #include "worker/train/run.h"
@@ -35,16 +34,6 @@ static void check_model(const struct spec *spec, struct model_config *config, bo
     if (!*have_config) problems_add(p, "/model", status_name(err.code), "%s", err.text);
     if (tokenizer_open(&t, spec->model, &err) != OK) problems_add(p, "/model", status_name(err.code), "%s", err.text);
     tokenizer_free(t);
-    struct safetensors *st = NULL;
-    if (strcmp(spec->init, "random") != 0) {
-        if (safetensors_open(&st, spec->model, "model", &err) != OK) problems_add(p, "/model", status_name(err.code), "%s", err.text);
-        safetensors_close(st);
-    }
-    if (spec->adapter) {
-        st = NULL;
-        if (safetensors_open(&st, spec->adapter, "adapter_model", &err) != OK) problems_add(p, "/adapter", status_name(err.code), "%s", err.text);
-        safetensors_close(st);
-    }
 }
 
 static void check_dataset(const struct spec *spec, const struct strlist *files, const char *field, struct problems *p)
@@ -222,6 +211,7 @@ int plan_command(const char *spec_path, bool brief)
             if (mesh_choose(&mesh, &spec, config.H, config.Hkv, 0, &err) != OK) problems_add(&p, "/sequence_parallel_size", status_name(err.code), "%s", err.text);
             else if (plan_make(&plan, &spec, &config, ops, mesh.world, &err) != OK)
                 problems_add(&p, err.code == E_LIMIT ? "/memory_limit_bytes" : "", err.code == E_LIMIT ? "does_not_fit" : status_name(err.code), "%s", err.text);
+            else if (model_check_files(plan.ranks[0].model, &err) != OK) problems_add(&p, spec.adapter ? "" : "/model", status_name(err.code), "%s", err.text);
             else if (p.n == 0 && data_ok) steps = count_steps(&spec, &mesh, &info, &p);
         }
     }

@@ -141,7 +141,6 @@ static int load_weights(struct run *r, const char *resume, struct error *err)
     int rc;
     if (strcmp(r->spec->init, "random") == 0) rc = model_init_random(j->model, (uint64_t)r->spec->seed, err);
     else rc = model_load(j->model, r->spec->model, err);
-    if (rc == OK && strcmp(r->spec->init, "random") == 0 && r->spec->adapter) rc = model_load_adapter(j->model, r->spec->adapter, err);
     if (rc == OK) rc = optimizer_start(j->opt, j->stream, err);
     rc = run_agree(r, rc, err);
     if (rc == OK && resume) rc = checkpoint_load(r, resume, err);
