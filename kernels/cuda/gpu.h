@@ -19,6 +19,7 @@
 #else
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <math_constants.h>
 #define GPU_SHARED(T, name, dims) __shared__ T name dims
 #define GPU_DYN_SHARED(T, name)                                                                     \
     extern __shared__ __align__(1024) unsigned char gpu_dynamic_shared[];                           \

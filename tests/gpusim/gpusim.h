@@ -19,6 +19,7 @@
 
 #include <cuda_runtime_api.h>
 #include <cuda_bf16.h>      // has host code for __nv_bfloat16
+#include <math_constants.h>
 
 #undef __global__
 #define __global__ __attribute__((noinline))        // keeps the kernel's name and lines in reports

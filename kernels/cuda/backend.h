@@ -1,0 +1,38 @@
+/* backend.h - what the files of the CUDA backend share: the stream, refusals, and how the table is put together. C and C++. */
+#ifndef RM_KERNELS_CUDA_BACKEND_H
+#define RM_KERNELS_CUDA_BACKEND_H
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct stream {
+    cudaStream_t q;
+    bool deterministic;
+    void *blas;                 /* matmul.c's handle and plans; made with the stream */
+    char text[300];             /* why the last call failed */
+};
+
+/* Records why a shape is refused and returns E_INVALID. */
+int cuda_refuse(struct stream *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* OK, or records "what: reason" and returns E_CUDA. Every launch and runtime call on a stream goes through here. */
+int cuda_status(struct stream *s, cudaError_t e, const char *what);
+
+/* Each file puts its functions into the table. */
+void cuda_fill_device(struct kernel_ops *ops);
+void cuda_fill_matmul(struct kernel_ops *ops);
+void cuda_fill_elementwise(struct kernel_ops *ops);
+void cuda_fill_norm(struct kernel_ops *ops);
+void cuda_fill_rope(struct kernel_ops *ops);
+void cuda_fill_loss(struct kernel_ops *ops);
+void cuda_fill_optimizer(struct kernel_ops *ops);
+void cuda_fill_attention(struct kernel_ops *ops);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
