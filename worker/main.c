@@ -31,6 +31,7 @@ static int exit_code(int status)
 
 static const struct verb verbs[] = {
     { "--plan", "SPEC.json [--brief]", "checks a spec and prints the memory plan as JSON", verb_plan },
+    { "--cluster", "CLUSTER.json SPEC.json [--json]", "what the job would take on 8 to 4,096 GPUs of another place", verb_cluster },
     { "--devices", "", "prints what ranks can run on, as JSON", verb_devices },
     { "--merge", "ADAPTER OUTPUT [--base MODEL]", "folds an adapter into its base model", verb_merge },
     { "--sample", "CHECKPOINT --prompt TEXT [--max_new_tokens N] [--temperature T] [--seed N]", "continues a text", verb_sample },

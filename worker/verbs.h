@@ -9,6 +9,7 @@ struct verb {
 
 int verb_plan(int argc, char **argv);
 int verb_devices(int argc, char **argv);
+int verb_cluster(int argc, char **argv);         /* worker/parallel/cluster_verb.c */
 int verb_merge(int argc, char **argv);
 int verb_sample(int argc, char **argv);
 int verb_tokenize(int argc, char **argv);        /* worker/data/tokenize.c */

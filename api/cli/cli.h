@@ -25,11 +25,12 @@ struct cli {
     char **rest; int n_rest;            /* after "--" */
     cJSON *fields;                      /* spec fields given as --field value or --set field=value */
     bool json, wait, follow, help, dry_run, once, force, new_run;
-    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *reason, *key, *output, *count;
+    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *reason, *key, *output, *count, *cluster;
 };
 
 enum {      /* which flags a verb takes, besides --json and --help */
     TAKES_SPEC = 1, TAKES_URL = 2, TAKES_WAIT = 4, TAKES_FOLLOW = 8, TAKES_FILTER = 16, TAKES_LOGS = 32, TAKES_INTERVAL = 64, TAKES_REASON = 128,
+    TAKES_CLUSTER = 512,
     TAKES_ANY = 256 /* everything after the verb is somebody else's: passed on */
 };
 

@@ -127,6 +127,27 @@ static void print_plan(const cJSON *plan)
         if (cJSON_IsString(w)) (void)printf("warning: %s\n", w->valuestring);
 }
 
+/* ringmaster plan SPEC --cluster FILE: the worker answers in our place; the spec travels in a memory file. */
+static int plan_for_cluster(struct cli *c, const cJSON *spec)
+{
+    char *worker = worker_path(c), *text = json_line(spec), path[40];
+    int mem = worker ? memfd_create("spec.json", 0) : -1;
+    if (worker == NULL) {
+        free(text);
+        return CLI_FAILED;
+    }
+    if (mem >= 0 && write_all(mem, text, strlen(text), NULL) == OK) {
+        (void)snprintf(path, sizeof path, "/proc/self/fd/%d", mem);
+        (void)fflush(NULL);
+        (void)execl(worker, worker, "--cluster", c->cluster, path, c->json ? "--json" : (char *)NULL, (char *)NULL);
+    }
+    int rc = cli_complain(c, CLI_FAILED, "exec %s: %s", worker, strerror(errno));
+    if (mem >= 0) (void)close(mem);
+    free(text);
+    free(worker);
+    return rc;
+}
+
 int verb_plan(struct cli *c)
 {
     cJSON *json = NULL, *plan = NULL, *normal = NULL, *list = NULL;
@@ -141,7 +162,8 @@ int verb_plan(struct cli *c)
     } else {
         normal = spec_json(&s);
         spec_release(&s);
-        rc = cli_plan(c, normal, !c->json, &plan);
+        if (c->cluster) rc = plan_for_cluster(c, normal);
+        else rc = cli_plan(c, normal, !c->json, &plan);
         if (rc == CLI_USAGE) rc = cli_print_problems(c, where, json_get(plan, "problems"));
         else if (rc == CLI_OK && c->json) {
             cli_print_json(plan);

@@ -14,8 +14,9 @@ const struct verb verbs[] = {
       "Plans, trains in the foreground, shows progress, prints a summary. Exit code 0 only if the job succeeded.\n"
       "Ctrl-C stops with a checkpoint; a second Ctrl-C kills. Relative paths in SPEC.json are relative to its folder,\n"
       "those given as flags to the current one. Logs and the exit record are under <output_dir>/.ringmaster.\n" },
-    { "plan", "SPEC.json", "memory of every rank and all problems, without starting anything", verb_plan, TAKES_SPEC, 0, 1,
-      "Exact: the plan is what the ranks will allocate. Exit code 2 if the job would be refused.\n" },
+    { "plan", "SPEC.json", "memory of every rank and all problems, without starting anything", verb_plan, TAKES_SPEC | TAKES_CLUSTER, 0, 1,
+      "Exact: the plan is what the ranks will allocate. Exit code 2 if the job would be refused.\n"
+      "--cluster FILE estimates instead, by formulas, for 8 to 4,096 GPUs that need not exist (docs/cluster.md).\n" },
     { "submit", "SPEC.json", "hand a job to the daemon", verb_submit, TAKES_SPEC | TAKES_URL | TAKES_WAIT, 0, 1,
       "Prints the job's id. --wait follows it to its end and exits as `run` does. --key makes a repeat harmless.\n" },
     { "list", "", "jobs, newest first", verb_list, TAKES_URL | TAKES_FILTER, 0, 0, "--state, --name and --limit narrow the list.\n" },
@@ -75,6 +76,7 @@ static const struct flag {
     { "--grep", "TEXT", TAKES_LOGS, offsetof(struct cli, grep), "only lines that contain it" },
     { "--interval", "S", TAKES_INTERVAL, offsetof(struct cli, interval), "seconds between refreshes (default 1)" },
     { "--once", NULL, TAKES_INTERVAL, offsetof(struct cli, once), "print once and leave" },
+    { "--cluster", "FILE", TAKES_CLUSTER, offsetof(struct cli, cluster), "a cluster to estimate for (docs/cluster.md)" },
     { "--reason", "TEXT", TAKES_REASON, offsetof(struct cli, reason), "kept with the job" },
 };
 enum { N_FLAGS = sizeof flags / sizeof flags[0] };

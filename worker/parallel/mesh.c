@@ -24,6 +24,15 @@ static int refuse_heads(int64_t H, int64_t Hkv, int U, const char *field, struct
                      "key/value heads divide by it or it by them; the ring (ring_size) has no such limit", field, U, (long long)H, (long long)Hkv);
 }
 
+/* Bytes U x R sends in a training step, as a share of what a ring of P would. Neither T nor D matters for it. */
+static double share_of_ring(int64_t H, int64_t Hkv, int U, int R)
+{
+    int P = U * R;
+    struct volume_dims d = { H, Hkv, 1, 2, 4, U, R }, ring = { H, Hkv, 1, 2, 4, 1, P };
+    struct volume a = volume_of_layer(d, (int64_t)P * P), b = volume_of_layer(ring, (int64_t)P * P);
+    return (double)(a.fwd + a.bwd) / (double)(b.fwd + b.bwd);
+}
+
 /* U and R within a group of P ranks. */
 static int choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int P, struct error *err)
 {
@@ -54,14 +63,17 @@ static int choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hk
     } else {
         U = largest_split(P, H, Hkv, P);
         R = P / U;
+        int percent = (int)(100 * share_of_ring(H, Hkv, U, R) + 0.5);
         if (P == 1)
             (void)snprintf(m->why, sizeof m->why, "one rank holds the whole row");
+        else if (U == 1)
+            (void)snprintf(m->why, sizeof m->why, "auto: ring x %d, as %lld query and %lld key/value heads cannot be split over any factor of it", R, (long long)H, (long long)Hkv);
         else if (R == 1)
-            (void)snprintf(m->why, sizeof m->why, "auto: ulysses x %d: %lld query heads split evenly%s, each token travels once", U, (long long)H,
-                           U > Hkv ? " (key/value heads replicated)" : "");
+            (void)snprintf(m->why, sizeof m->why, "auto: ulysses x %d splits %lld query heads evenly%s and sends %d %% of what a ring would", U, (long long)H,
+                           U > Hkv ? " (key/value heads replicated)" : "", percent);
         else
-            (void)snprintf(m->why, sizeof m->why, "auto: %lld query and %lld key/value heads allow ulysses x %d, the ring takes the other factor, %d",
-                           (long long)H, (long long)Hkv, U, R);
+            (void)snprintf(m->why, sizeof m->why, "auto: ulysses x %d is the most that %lld/%lld heads allow, ring x %d takes the rest; sends %d %% of what a ring alone would", U,
+                           (long long)H, (long long)Hkv, R, percent);
     }
     if ((int64_t)U * R != P)
         return error_set(err, E_INVALID, "ulysses_size x ring_size: %d x %d is not sequence_parallel_size, %d", U, R, P);
