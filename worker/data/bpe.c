@@ -69,6 +69,8 @@ static void fill_byte_level(void)
     }
 }
 
+void byte_level_ready(void) { (void)pthread_once(&filled, fill_byte_level); }
+
 int byte_level_byte(uint32_t cp) { return cp < 512 ? byte_of_cp[cp] : -1; }
 
 /* --- tables --- */
@@ -137,7 +139,7 @@ static inline const struct merge *find_merge(const struct bpe *m, int32_t left, 
 struct bpe *bpe_new(void)
 {
     struct bpe *m = xcalloc(1, sizeof *m);
-    (void)pthread_once(&filled, fill_byte_level);
+    byte_level_ready();
     grow_slots(m);
     grow_merges(m);
     m->unk = -1;

@@ -16,8 +16,9 @@
 
 #define TOKEN_ID_MAX (1 << 22)          /* ids above this are refused: tables grow with the largest id */
 
-/* GPT-2's spelling of bytes as printable characters: byte b is written as code point byte_level_cp[b]. Filled by bpe_new. */
+/* GPT-2's spelling of bytes as printable characters: byte b is written as code point byte_level_cp[b]. byte_level_ready() fills it, any number of times. */
 extern uint32_t byte_level_cp[256];
+void byte_level_ready(void);
 int byte_level_byte(uint32_t cp);       /* the byte, or -1 */
 
 struct bpe;                             /* immutable once bpe_ready has run */

@@ -74,7 +74,8 @@ static int open_step(struct step *s, const cJSON *value, const char *key, struct
         text = json_str(value, "prepend_scheme");
         s->keep_first = text ? strcmp(text, "never") == 0 : !json_bool(value, "add_prefix_space", true);
         return one_char(value, "replacement", key, &s->cp, err);
-    case BYTE_LEVEL: case BYTE_FALLBACK: case FUSE: case SEQUENCE: break;
+    case BYTE_LEVEL: byte_level_ready(); break;
+    case BYTE_FALLBACK: case FUSE: case SEQUENCE: break;
     }
     return OK;
 }

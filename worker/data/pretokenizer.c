@@ -98,6 +98,7 @@ static int open_step(struct step *s, const cJSON *value, const char *key, struct
         s->behavior = (enum behavior)behavior;
         return pattern_open(&s->pattern, value, key, err);
     case BYTE_LEVEL:
+        byte_level_ready();
         s->prefix_space = json_bool(value, "add_prefix_space", true);
         s->to_bytes = true;
         s->behavior = ISOLATED;
