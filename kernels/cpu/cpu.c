@@ -13,8 +13,7 @@ void kernel_cpu_threads(int n) { threads_wanted = n > 0 ? n : 0; }
 
 int cpu_threads(int64_t units)
 {
-    int n = threads_wanted ? threads_wanted : omp_get_num_procs();
-    return units < n ? (units > 1 ? (int)units : 1) : n;
+    return units <= 1 ? 1 : threads_wanted ? threads_wanted : omp_get_num_procs();
 }
 
 int cpu_refuse(struct stream *s, const char *fmt, ...)

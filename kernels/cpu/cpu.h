@@ -12,7 +12,8 @@ struct event { double ms; };
 
 /* Records why a call was refused and returns E_INVALID. */
 int cpu_refuse(struct stream *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Threads to use for `units` independent pieces of work: 1 <= result <= units. */
+/* Threads to use for `units` independent pieces of work: all of ours, or 1 when there is one piece. Nothing in between: a team
+ * that changes size between calls makes libgomp end and start threads. */
 int cpu_threads(int64_t units);
 
 /* The table for one instruction set, "baseline", "v3" (AVX2) or "v4" (AVX-512): NULL when this build or processor has it

@@ -1,5 +1,5 @@
 /* bench_kernels - how near the CPU kernels come to this machine's limits: matrix products, attention, AdamW, in one run.
- * usage: bench_kernels [THREADS [SECONDS [matmul|attention|adamw [baseline|v3|v4]]]]   (not a test: nothing here passes or fails)
+ * usage: bench_kernels [THREADS [SECONDS [matmul|attention|layers [baseline|v3|v4]]]]   (not a test: nothing here passes or fails)
  * BENCH_BF16=1 takes oneDNN's bf16 whatever the hardware, 0 never.
  * The peak is measured beside each group by a register-only multiply-add loop on the same threads, so that a shared or throttled
  * machine shows in both numbers. Best of the repeats within SECONDS per line (default 0.5). One thread: by its CPU time, so
@@ -159,6 +159,39 @@ static void adamw_line(int64_t n)
     printf("adamw %lld parameters%*s %8.3f ms %7.2f G parameters/s, %.1f GB/s\n", (long long)n, 37, "", t * 1e3, (double)n / t * 1e-9, 28.0 * (double)n / t * 1e-9);
 }
 
+static void bytes_line(const char *what, double bytes, double t) { printf("%-58s %8.3f ms %7.1f GB/s\n", what, t * 1e3, bytes / t * 1e-9); }
+
+/* Layers that move more than they compute: bytes read and written, each once. */
+static void layer_lines(enum dtype dt)
+{
+    const int64_t N = 2048, C = 896, F = 4864, V = 32000, NV = 256;
+    double z = (double)dtype_size(dt), t;
+    char what[100];
+    void *x = random_array(dt, N * F), *y = random_array(dt, N * F), *g = random_array(dt, N * F), *w = random_array(dt, F);
+    float *rstd = zeroed((size_t)N * 4), *dw = zeroed((size_t)F * 4), *loss = zeroed((size_t)N * 4), *weight = zeroed((size_t)N * 4), *ws = zeroed(ops->rmsnorm_bwd_ws(N, F));
+    float *cosines = zeroed((size_t)(N * 32) * 4), *sines = zeroed((size_t)(N * 32) * 4);
+    int32_t *labels = zeroed((size_t)N * 4);
+    int64_t head0 = 0;
+    BEST(t, ops->rmsnorm_fwd(stream, dt, y, rstd, x, w, N, C, 1e-6f));
+    snprintf(what, sizeof what, "rmsnorm %s forward  %lld x %lld", dtype_name(dt), (long long)N, (long long)C);
+    bytes_line(what, 2 * z * (double)(N * C), t);
+    BEST(t, ops->rmsnorm_bwd(stream, dt, y, true, dw, g, x, w, rstd, N, C, ws));
+    snprintf(what, sizeof what, "rmsnorm %s backward %lld x %lld", dtype_name(dt), (long long)N, (long long)C);
+    bytes_line(what, 4 * z * (double)(N * C), t);
+    BEST(t, ops->swiglu_fwd(stream, dt, y, x, g, N * F));
+    snprintf(what, sizeof what, "swiglu %s forward  %lld x %lld", dtype_name(dt), (long long)N, (long long)F);
+    bytes_line(what, 3 * z * (double)(N * F), t);
+    BEST(t, ops->swiglu_bwd(stream, dt, x, g, y, x, g, N * F));
+    snprintf(what, sizeof what, "swiglu %s backward %lld x %lld", dtype_name(dt), (long long)N, (long long)F);
+    bytes_line(what, 5 * z * (double)(N * F), t);
+    BEST(t, ops->rope_pack(stream, dt, y, 0, x, cosines, sines, &head0, N, 14, 64, 1, 14));
+    snprintf(what, sizeof what, "rope %s %lld x 14 x 64", dtype_name(dt), (long long)N);
+    bytes_line(what, 2 * z * (double)(N * 14 * 64), t);
+    BEST(t, ops->cross_entropy(stream, dt, loss, NULL, x, labels, weight, 1.0f, true, NV, V));
+    snprintf(what, sizeof what, "cross-entropy %s with gradient  %lld x %lld", dtype_name(dt), (long long)NV, (long long)V);
+    bytes_line(what, 2 * z * (double)(NV * V), t);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) threads = atoi(argv[1]);
@@ -184,7 +217,11 @@ int main(int argc, char **argv)
             attention_line(t ? DT_BF16 : DT_F32, 2048, 8, 2, 128, false);
         }
     }
-    if (!*only || strcmp(only, "adamw") == 0) adamw_line(8 << 20);
+    if (!*only || strcmp(only, "layers") == 0) {
+        layer_lines(DT_F32);
+        layer_lines(DT_BF16);
+        adamw_line(8 << 20);
+    }
     ops->stream_free(stream);
     return 0;
 }
