@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """20 steps in one go are 7, kill -9, and 13 more: bit for bit; and within 1e-5 on another U x R.
 
-usage: resume.py WORKER CASE    cases: full, lora, bf16, galore, reshape, refuse, skip"""
+usage: resume.py WORKER CASE    cases: full, lora, bf16, galore, reshape, refuse, skip, rope"""
 import json
 import os
 import shutil
@@ -75,7 +75,8 @@ def reshape(b):
     whole = b.run("whole", **fields)
     assert whole.codes == [0, 0], whole.stderr
     want = whole.losses()
-    for name, U, R, extra in [("one", 1, 1, {}), ("uly", 2, 1, {}), ("both", 2, 2, {}), ("dp", 1, 1, dict(nproc_per_node=2, gradient_accumulation_steps=1))]:
+    for name, U, R, extra in [("one", 1, 1, {}), ("uly", 2, 1, {}), ("both", 2, 2, {}), ("zero1", 2, 1, dict(zero_stage=1)), ("zero2", 1, 4, dict(zero_stage=2)),
+                              ("dp", 1, 1, dict(nproc_per_node=2, gradient_accumulation_steps=1))]:
         spec = dict(fields, **extra)
         n = spec.pop("nproc_per_node", U * R)
         g = b.run(name, U=U, R=R, resume=f"{b.tmp}/whole/checkpoint-7", **spec) if n == U * R else run_dp(b, name, n, spec)
@@ -83,6 +84,12 @@ def reshape(b):
         off = max(abs(x - y) / abs(y) for x, y in zip(g.losses(), want[7:]))
         print(f"resumed as {name}: losses off by {off:.1e}")
         assert len(g.losses()) == 13 and off < 1e-5
+    shards = b.run("shards", U=1, R=4, zero_stage=2, **fields)              # and written in shards, gone on with by one rank
+    assert shards.codes == [0] * 4 and len([f for f in os.listdir(f"{b.tmp}/shards/checkpoint-7") if f.startswith("optimizer-")]) == 4, shards.stderr
+    g = b.run("joined", U=1, R=1, resume=f"{b.tmp}/shards/checkpoint-7", **fields)
+    off = max(abs(x - y) / abs(y) for x, y in zip(g.losses(), want[7:]))
+    print(f"four shards resumed by one rank: losses off by {off:.1e}")
+    assert g.codes == [0] and len(g.losses()) == 13 and off < 1e-5
     return 0
 
 
@@ -148,10 +155,29 @@ def skip(b):
     return 0
 
 
+def rope(b):
+    """LLaMA-Factory #9588: a factor multiplied again on every load, because it was computed from an already scaled config."""
+    for scaling in [{"rope_type": "linear", "factor": 4.0}, {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}]:
+        kind, losses, model, init = scaling["rope_type"], [], b.model, "random"
+        for generation in range(3):
+            g = b.run(f"{kind}{generation}", U=1, R=1, tuner_type="full", max_steps=1, learning_rate=0, model=model, init=init, rope_scaling=scaling, max_length=128)
+            assert g.codes == [0], g.stderr
+            losses.append(g.losses()[0])
+            model, init = f"{b.tmp}/{kind}{generation}/checkpoint-1", "pretrained"
+            config = json.load(open(f"{model}/config.json"))
+            saved = config.get("rope_scaling") or config.get("rope_parameters")
+            assert saved["factor"] == scaling["factor"], saved
+        plain = b.run(f"{kind}-file", U=1, R=1, tuner_type="full", max_steps=1, learning_rate=0, model=model, init=init, max_length=128)     # as config.json says it
+        assert plain.codes == [0], plain.stderr
+        assert losses[0] == losses[1] == losses[2] == plain.losses()[0], (kind, losses, plain.losses())
+        print(f"{kind}: the same after three loads: {losses[0]}")
+    return 0
+
+
 def main():
     b, case = Bench(sys.argv[1]), sys.argv[2]
     try:
-        sys.exit({"reshape": reshape, "refuse": refuse, "skip": skip}[case](b) if case not in CASES else exact(b, case))
+        sys.exit({"reshape": reshape, "refuse": refuse, "skip": skip, "rope": rope}[case](b) if case not in CASES else exact(b, case))
     finally:
         shutil.rmtree(b.tmp, ignore_errors=True)
 
