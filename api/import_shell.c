@@ -126,7 +126,7 @@ static int quoted(struct reader *r, char quote)
         else rc = put(r, r->p++, 1);
     }
     if (rc != OK) return rc;
-    if (r->p == r->end) return error_set(r->err, E_INVALID, "a quote is opened and not closed: %.40s", from);
+    if (r->p == r->end) return error_set(r->err, E_INVALID, "a quote is opened and not closed: %.*s", r->end - from < 40 ? (int)(r->end - from) : 40, from);
     r->p++;
     return OK;
 }
