@@ -17,6 +17,7 @@ CASES = {       # kv_heads 2 < U = 4 everywhere
     "odd": dict(max_length=236, packing=True, truncation_strategy="right"),
     "last": dict(max_length=256, packing=False),
     "batch": dict(max_length=128, packing=True, per_device_train_batch_size=2, gradient_accumulation_steps=2),
+    "dora": dict(max_length=256, packing=True, tuner_type="lora", lora_rank=4, lora_dropout=0.1, use_dora=True, modules_to_save=["embed_tokens", "lm_head"]),
     "lora": dict(max_length=256, packing=True, tuner_type="lora", lora_rank=4, lora_dropout=0.1),
 }
 
