@@ -107,7 +107,8 @@ def refuse(b):
     g = b.run("a", U=1, R=1, tuner_type="full", max_steps=8, save_steps=4)
     assert g.codes == [0], g.stderr
     dir = f"{b.tmp}/a/checkpoint-4"
-    for fields, what in [(dict(seed=12), "seed"), (dict(tuner_type="lora"), "tuner_type"), (dict(max_length=80), "micro-batches")]:
+    for fields, what in [(dict(seed=12), "seed"), (dict(tuner_type="lora"), "tuner_type"), (dict(max_length=80), "data set"),
+                         (dict(dataset=[tiny_data(f"{b.tmp}/other.jsonl", n=41)]), "data set")]:
         g = b.run("r", U=1, R=1, resume=dir, **dict(dict(tuner_type="full", max_steps=8), **fields))
         assert g.codes == [2] and what in g.stderr[0] and not g.records("metrics"), (fields, g.codes, g.stderr)
     g = b.run("d", U=1, R=1, resume=f"{b.tmp}/a/checkpoint-8", tuner_type="full", max_steps=8)

@@ -162,6 +162,7 @@ static cJSON *state_json(const struct run *r, cJSON *files)
     json_add_str(own, "torch_dtype", r->spec->torch_dtype);
     json_add_int(own, "position", p->position);
     json_add_int(own, "per_epoch", r->per_epoch);
+    json_add_int(own, "epoch_tokens", r->info.tokens);
     json_add_int(own, "dp", m->dp);
     json_add_int(own, "ring", m->R);
     json_add_int(own, "ulysses", m->U);
@@ -403,10 +404,12 @@ int checkpoint_check(const char *dir, const struct spec *spec, struct progress *
 /* The data position when the number of data-parallel ranks or the batch has changed: the same rows have been seen. */
 static int translate_position(const struct run *r, const char *dir, const cJSON *own, struct progress *p, struct error *err)
 {
-    int64_t dp = 0, batch = 0, per_epoch = 0, now = r->job.mesh.dp * r->spec->per_device_train_batch_size;
+    int64_t dp = 0, batch = 0, per_epoch = 0, tokens = 0, now = r->job.mesh.dp * r->spec->per_device_train_batch_size;
     if (!json_int(own, "dp", &dp) || !json_int(own, "batch", &batch) || !json_int(own, "per_epoch", &per_epoch) || dp < 1 || batch < 1 || per_epoch < 1 ||
         dp > INT32_MAX || batch > INT32_MAX)
         return error_set(err, E_INVALID, "%s/trainer_state.json: dp, batch and per_epoch are expected to be whole numbers above 0", dir);
+    if (!json_int(own, "epoch_tokens", &tokens) || tokens != r->info.tokens)
+        return error_set(err, E_INVALID, "%s was written on a data set of %lld tokens; the data set has %lld now", dir, (long long)tokens, (long long)r->info.tokens);
     int64_t was = dp * batch;
     if (was == now) {
         if (per_epoch != r->per_epoch)
