@@ -106,7 +106,7 @@ void token_create(struct daemon *d, struct request *q)
     cJSON_Delete(body);
 }
 
-static bool path_number(struct request *q, int64_t *id)
+bool path_number(struct request *q, int64_t *id)
 {
     char *end;
     *id = strtoll(q->param[0], &end, 10);

@@ -109,9 +109,9 @@ void jobs_list(struct daemon *d, struct request *q)
     if (states && !*states) states = NULL;
     int rc;
     if (sort && strcmp(sort, "created") == 0)
-        rc = store_rows(d->store, &rows, &err, LIST_COLUMNS LIST_WHERE " AND id>?7 ORDER BY id LIMIT ?8", "ssssisii", states, name, key, value, since, array, at, limit + 1);
+        rc = store_rows(d->store, &rows, &err, LIST_COLUMNS LIST_WHERE " AND id>?7 ORDER BY jobs.id LIMIT ?8", "ssssisii", states, name, key, value, since, array, at, limit + 1);
     else
-        rc = store_rows(d->store, &rows, &err, LIST_COLUMNS LIST_WHERE " AND (?7=0 OR id<?7) ORDER BY id DESC LIMIT ?8", "ssssisii", states, name, key, value, since, array, at, limit + 1);
+        rc = store_rows(d->store, &rows, &err, LIST_COLUMNS LIST_WHERE " AND (?7=0 OR id<?7) ORDER BY jobs.id DESC LIMIT ?8", "ssssisii", states, name, key, value, since, array, at, limit + 1);
     free(key);
     if (rc != OK) { reply_error(q, &err); return; }
     bool more = cJSON_GetArraySize(rows) > limit;

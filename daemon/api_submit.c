@@ -99,7 +99,7 @@ static void refuse(struct request *q, struct problems *p)
 }
 
 /* What needs this coordinator: roots, slots, other jobs. */
-static void check_here(struct daemon *d, struct spec *s, struct problems *p)
+void submit_check(struct daemon *d, struct spec *s, struct problems *p)
 {
     bool gpu = strcmp(s->device, "cuda") == 0 || (strcmp(s->device, "auto") == 0 && slots_of_kind(d, true) > 0);
     int slots = slots_of_kind(d, gpu);
@@ -156,7 +156,7 @@ static void submit(struct daemon *d, struct request *q, const char *text, size_t
     (void)snprintf(c->who, sizeof c->who, "%s", q->who);
     (void)snprintf(c->key, sizeof c->key, "%s", key ? key : "");
     (void)snprintf(c->hash, sizeof c->hash, "%s", hash);
-    if (spec_parse(&c->spec, text, len, &p) == OK) check_here(d, &c->spec, &p);
+    if (spec_parse(&c->spec, text, len, &p) == OK) submit_check(d, &c->spec, &p);
     if (p.n > 0) { refuse(q, &p); release(c); return; }
     cJSON *json = spec_json(&c->spec);
     char *normal = json_line(json);

@@ -18,6 +18,7 @@
 
 #include "api/file.h"
 #include "api/message.h"
+#include "daemon/advisor.h"
 #include "daemon/daemon.h"
 #include "daemon/metrics.h"
 #include "daemon/proc.h"
@@ -62,6 +63,7 @@ struct attempt {
     enum job_want told;             /* last stop sent */
     int64_t begun_mono_ms, connect_mono_ms, stop_mono_ms, kill_mono_ms, gone_mono_ms;
     int64_t version;                /* of the figures */
+    struct advisor advisor;
 };
 
 static int64_t figures_version;
@@ -200,6 +202,24 @@ static void apply(struct attempt *a, int rank, const cJSON *m)
     }
 }
 
+/* An advice is an event for people; each cause once per attempt, also across restarts of the daemon. */
+static void advise(struct attempt *a, int rank, const cJSON *m)
+{
+    char text[600];
+    const char *t = json_str(m, "t"), *code;
+    struct error err;
+    if (t == NULL || strcmp(t, "metrics") != 0 || (code = advisor_step(&a->advisor, &a->j->spec, rank, m, text)) == NULL) return;
+    if (store_int(a->d->store, 0, "SELECT count(*) FROM events WHERE job=? AND attempt=? AND kind='advice' AND json_extract(data,'$.code')=?", "iis", a->j->row.id, a->n, code) > 0) return;
+    cJSON *o = cJSON_CreateObject();
+    json_add_str(o, "code", code);
+    json_add_str(o, "text", text);
+    json_add_int(o, "rank", rank);
+    int rc = event_add_seq(a->d, a->j->row.id, a->n, 0, wall_ms(), "advice", "warning", o, &err);
+    cJSON_Delete(o);
+    log_line("info", "j%lld: advice %s: %s%s", (long long)a->j->row.id, code, text, rc == OK ? "" : " (not stored)");
+    if (rc == OK) events_publish(a->d);
+}
+
 static void take_record(struct attempt *a, const cJSON *msg)
 {
     int64_t seq = 0, rank = 0, ms = 0;
@@ -215,6 +235,7 @@ static void take_record(struct attempt *a, const cJSON *msg)
     (void)json_int(msg, "ms", &ms);
     if (ms <= 0) ms = wall_ms();
     a->seen_seq = seq;
+    if (rank >= 0) advise(a, (int)rank, m);
     if (rank >= 0) apply(a, (int)rank, m);      /* -1: the keeper's own words */
     if (a->n_q == a->cap_q) {
         a->cap_q = a->cap_q ? a->cap_q * 2 : 64;

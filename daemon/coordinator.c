@@ -27,6 +27,7 @@
 #include "daemon/proc.h"
 #include "daemon/scheduler.h"
 #include "daemon/sse.h"
+#include "daemon/webhooks.h"
 
 enum { TICK_MS = 100, FLUSH_MS = 1000, DRAIN_MS = 3000, HOUSE_EVERY = 600 /* ticks: a minute */ };
 
@@ -73,6 +74,7 @@ static void expire(struct daemon *d)
     if (store_wal_bytes(d->store) > d->set.wal_bytes / 2) store_checkpoint(d->store);
     int64_t now = wall_ms();
     (void)store_exec(d->store, NULL, "DELETE FROM idempotency WHERE created_ms<?", "i", now - INT64_C(48) * 3600 * 1000);
+    (void)store_exec(d->store, NULL, "DELETE FROM deliveries WHERE state IN ('delivered','failed') AND next_ms<?", "i", now - INT64_C(7) * 24 * 3600 * 1000);
     (void)store_exec(d->store, NULL, "DELETE FROM tokens WHERE expires_ms<?", "i", now);
     (void)store_exec(d->store, NULL, "DELETE FROM events WHERE id<(SELECT max(id) FROM events)-1000000", "");
     if (d->set.keep_days == 0) return;
@@ -102,6 +104,7 @@ static void on_tick(uv_timer_t *t)
         d->schedule_wanted = false;
         schedule(d);
     }
+    if (ticks % 5 == 0) webhooks_tick(d);
     if (++ticks % 50 == 0) notify("WATCHDOG=1");
     if (ticks % HOUSE_EVERY == 0) { expire(d); d->lag_ms_max = 0; }
 }
@@ -228,7 +231,12 @@ int coordinator_main(int argc, char **argv)
     d.keeper = *d.set.keeper ? xstrdup(d.set.keeper) : sibling_program("ringmaster-keeper");
     char *db = xasprintf("%s/ringmaster.db", d.set.home);
     d.port = (int)d.set.port;
-    if ((rc = make_home(&d, &err)) != OK || (rc = take_lock(&d, &err)) != OK || (rc = store_open(&d.store, db, &err)) != OK) goto out;
+    if ((rc = make_home(&d, &err)) != OK || (rc = take_lock(&d, &err)) != OK) goto out;
+    if (*d.set.restore) {
+        if ((rc = store_restore(db, d.set.restore, &err)) == OK) (void)printf("restored %s\n", d.set.restore);
+        goto out;
+    }
+    if ((rc = store_open(&d.store, db, &err)) != OK) goto out;
     slots_init(&d);
     if (d.set.check) { rc = check(&d); goto leave; }
     if (d.worker == NULL) log_line("warning", "ringmaster-worker was not found: no job can be planned");
@@ -236,6 +244,7 @@ int coordinator_main(int argc, char **argv)
     if (d.set.allow_root.n == 0) log_line("warning", "no --allow-root: every job will be refused");
     if ((rc = auth_start(&d, &err)) != OK || (rc = planner_start(&d)) != OK || (rc = sse_start(&d, &err)) != OK || (rc = job_load_all(&d, &err)) != OK) goto out;
     if ((rc = http_start(&d.http, &d, d.loop, d.set.bind, &d.port, (int)d.set.max_connections, &err)) != OK || (rc = write_url(&d, &err)) != OK) goto out;
+    (void)store_exec(d.store, NULL, "UPDATE deliveries SET state='waiting' WHERE state='sending'", "");     /* cut off: sent again, with the same id */
     for (struct job *j = d.jobs, *next; j; j = next) {
         next = j->next;
         if (j->row.state == JOB_STARTING || j->row.state == JOB_RUNNING || j->row.state == JOB_STOPPING) attempt_adopt(&d, j);

@@ -13,7 +13,7 @@
 #include "api/file.h"
 #include "daemon/daemon.h"
 
-enum { RUNNING = 2, QUEUED = 64, OUT_MAX = 4 << 20, ERR_MAX = 8192, DEVICES_MS = 5000 };
+enum { RUNNING = 2, QUEUED = 256, OUT_MAX = 4 << 20, ERR_MAX = 8192, DEVICES_MS = 5000 };
 
 struct run {
     struct run *next;

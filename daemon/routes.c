@@ -27,6 +27,10 @@ const struct route routes[] = {
     { "GET",     "/v1/jobs",                             jobs_list,          SCOPE_READ,   0,     "state,name,label,since,sort,limit,cursor,array", "Jobs, newest first", "200 JobList" },
     { "POST",    "/v1/jobs",                             jobs_create,        SCOPE_SUBMIT, SPEC,  "dry_run", "Submit a job", "201 Job" },
     { "POST",    "/v1/jobs:validate",                    jobs_validate,      SCOPE_SUBMIT, SPEC,  "", "Check a spec and plan its memory; nothing is stored", "200 object" },
+    { "POST",    "/v1/arrays",                           arrays_create,      SCOPE_SUBMIT, SPEC,  "", "Jobs over a grid or a random sample of field values", "201 object" },
+    { "GET",     "/v1/arrays/{id}",                      array_show,         SCOPE_READ,   0,     "", "An array: its jobs, their values and states", "200 object" },
+    { "POST",    "/v1/arrays/{id}/cancel",               array_cancel,       SCOPE_SUBMIT, SMALL, "", "Cancel all its jobs", "202 object" },
+    { "POST",    "/v1/import",                           import_post,        SCOPE_READ,   SPEC,  "", "A job spec from an ms-swift command or a LLaMA-Factory file", "200 object" },
     { "GET",     "/v1/jobs/{id}",                        job_show,           SCOPE_READ,   0,     "", "One job with its spec and plan", "200 Job" },
     { "PATCH",   "/v1/jobs/{id}",                        job_patch,          SCOPE_SUBMIT, SMALL, "", "Change name, labels or priority; needs If-Match", "200 Job" },
     { "DELETE",  "/v1/jobs/{id}",                        job_delete,         SCOPE_SUBMIT, 0,     "", "Remove an ended job and its folder", "204 none" },
@@ -56,6 +60,10 @@ const struct route routes[] = {
     { "POST",    "/v1/tokens",                           token_create,       SCOPE_ADMIN,  SMALL, "", "Make a token; the secret is shown once", "201 object" },
     { "DELETE",  "/v1/tokens/{id}",                      token_delete,       SCOPE_ADMIN,  0,     "", "Remove a token", "204 none" },
     { "GET",     "/v1/audit",                            audit_list,         SCOPE_ADMIN,  0,     "limit,cursor", "Who changed what", "200 list" },
+    { "GET",     "/v1/webhooks",                         webhooks_list,      SCOPE_ADMIN,  0,     "", "Webhooks and how their deliveries go", "200 list" },
+    { "POST",    "/v1/webhooks",                         webhook_create,     SCOPE_ADMIN,  SMALL, "", "Send job events to an address; the secret is shown once", "201 object" },
+    { "DELETE",  "/v1/webhooks/{id}",                    webhook_delete,     SCOPE_ADMIN,  0,     "", "Remove a webhook", "204 none" },
+    { "POST",    "/v1/webhooks/{id}/test",               webhook_test,       SCOPE_ADMIN,  SMALL, "", "Send it a test delivery", "202 object" },
     { "POST",    "/v1/backups",                          backup_create,      SCOPE_ADMIN,  SMALL, "", "Copy the database while in use", "201 object" },
 };
 const int n_routes = (int)(sizeof routes / sizeof routes[0]);

@@ -37,6 +37,7 @@ static const struct row rows[] = {
     { "worker", K_TEXT, AT(worker), 0, 0, "", "file", "ringmaster-worker; found beside this program if empty." },
     { "keeper", K_TEXT, AT(keeper), 0, 0, "", "file", "ringmaster-keeper; found beside this program if empty." },
     { "config", K_TEXT, AT(config), 0, 0, "", "file", "Configuration file; <home>/config.json if it exists." },
+    { "restore", K_TEXT, AT(restore), 0, 0, "", "file", "Put this backup in the database's place (which is kept beside it), and leave." },
     { "check", K_FLAG, AT(check), 0, 0, "false", "", "Check settings, programs and database, print what was found, and leave." },
     { "version", K_FLAG, AT(version), 0, 0, "false", "", "Print the version and leave." },
     { "help", K_FLAG, AT(help), 0, 0, "false", "", "Print this and leave." },

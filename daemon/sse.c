@@ -10,6 +10,7 @@
 
 #include "daemon/attempt.h"
 #include "daemon/daemon.h"
+#include "daemon/webhooks.h"
 
 enum { RING = 1024, REPLAY_ROWS = 64, CHUNK_MAX = 256 * 1024 };
 
@@ -68,6 +69,12 @@ int event_add_seq(struct daemon *d, int64_t job, int64_t attempt, int64_t seq, i
 int event_add(struct daemon *d, int64_t job, const char *kind, const char *level, cJSON *data, struct error *err)
 {
     int rc = event_add_seq(d, job, 0, 0, wall_ms(), kind, level, data, err);
+    const char *state = strcmp(kind, "job") == 0 ? json_str(data, "state") : NULL;
+    if (rc == OK && state) {
+        char *body = json_line(data);
+        rc = webhooks_add(d, store_last_id(d->store), state, body, err);
+        free(body);
+    }
     cJSON_Delete(data);
     return rc;
 }

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "api/file.h"
 #include "daemon/embedded.h"
 
 struct cached { const char *sql; sqlite3_stmt *stmt; };
@@ -259,6 +260,40 @@ int store_backup(struct store *s, const char *path, struct error *err)
     sqlite3_free(text);
     if (status == OK) (void)chmod(path, 0600);
     return status;
+}
+
+int store_restore(const char *path, const char *backup, struct error *err)
+{
+    static const char *const parts[] = { "", "-wal", "-shm" };
+    struct store *s = NULL;
+    char *data = NULL, *fresh = xasprintf("%s.restoring", path);
+    size_t len;
+    int rc = file_read(backup, (size_t)1 << 40, &data, &len, err);
+    if (rc == OK) rc = file_write(fresh, data, len, err);
+    free(data);
+    if (rc == OK && chmod(fresh, 0600) != 0) rc = error_set(err, E_IO, "%s: %m", fresh);
+    if (rc == OK) rc = store_open(&s, fresh, err);      /* checks it, and brings an older schema up to date */
+    if (rc != OK) (void)error_prefix(err, "%s", backup);
+    else {
+        store_checkpoint(s);
+        store_close(s);
+        int64_t now = wall_ms();
+        for (int i = 0; i < 3 && rc == OK; i++) {
+            char *old = xasprintf("%s%s", path, parts[i]), *kept = xasprintf("%s.replaced-%lld%s", path, (long long)now, parts[i]);
+            if (rename(old, kept) != 0 && errno != ENOENT) rc = error_set(err, E_IO, "keep %s: %s", old, strerror(errno));
+            free(old);
+            free(kept);
+        }
+        if (rc == OK && rename(fresh, path) != 0) rc = error_set(err, E_IO, "restore %s: %s", path, strerror(errno));
+        if (rc == OK) rc = fsync_parent(path, err);
+    }
+    for (int i = 0; i < 3; i++) {
+        char *p = xasprintf("%s%s", fresh, parts[i]);
+        (void)unlink(p);
+        free(p);
+    }
+    free(fresh);
+    return rc;
 }
 
 void store_checkpoint(struct store *s) { (void)sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL); }

@@ -42,6 +42,8 @@ int store_commit(struct store *s, struct error *err);               /* on failur
 void store_rollback(struct store *s);
 /* A whole copy of the database at path, made while in use. */
 int store_backup(struct store *s, const char *path, struct error *err);
+/* With no daemon running: checks the backup and puts it in path's place; what was there stays as <path>.replaced-<time>. */
+int store_restore(const char *path, const char *backup, struct error *err);
 /* Moves the WAL into the database and cuts it; called when idle. */
 void store_checkpoint(struct store *s);
 int64_t store_wal_bytes(struct store *s);

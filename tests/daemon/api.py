@@ -55,7 +55,7 @@ def test_life_of_a_job(new):
 
 def test_lists(new):
     d = new(slots=1)
-    ids = [d.submit(name=f"n{i}", nproc_per_node=1, labels={"k": str(i % 2)}) for i in range(5)]
+    ids = [d.submit(name=f"n{i}", nproc_per_node=1, labels={"k": str(i % 2)}) for i in range(12)]
     seen, path = [], "/v1/jobs?limit=2"
     while path:
         r = d.ask("GET", path)
@@ -65,11 +65,11 @@ def test_lists(new):
         path = "/v1/jobs?limit=2&cursor=" + r.json["next"] if r.json["next"] else None
     assert seen == ids[::-1]
     assert [j["id"] for j in d.get("/v1/jobs?sort=created")["items"]] == ids
-    assert [j["name"] for j in d.get("/v1/jobs?label=k:1")["items"]] == ["n3", "n1"]
+    assert [j["name"] for j in d.get("/v1/jobs?label=k:1")["items"]] == ["n11", "n9", "n7", "n5", "n3", "n1"]
     assert [j["name"] for j in d.get("/v1/jobs?name=N2")["items"]] == ["n2"]
     for id in ids:
         d.until(id, "succeeded")
-    assert len(d.get("/v1/jobs?state=succeeded,failed")["items"]) == 5 and d.get("/v1/jobs?state=running")["items"] == []
+    assert len(d.get("/v1/jobs?state=succeeded,failed")["items"]) == 12 and d.get("/v1/jobs?state=running")["items"] == []
     for bad in ("cursor=zzz", "cursor=2-00000000", "limit=0", "limit=201", "limit=x", "state=asleep", "unheard=1", "limit=1&limit=2", "sort=name"):
         problem(d.ask("GET", "/v1/jobs?" + bad), 400, "parameter")
 
@@ -368,6 +368,111 @@ def test_compare(new):
     problem(d.ask("GET", f"/v1/compare?ids={a},j99"), 404)
 
 
+def test_arrays(new):
+    d = new(slots=4)
+    body = {"spec": d.spec(name="g", max_steps=3), "grid": {"learning_rate": [1e-4, 1e-3], "seed": [1, 2, 3]}}
+    r = d.ask("POST", "/v1/arrays", body)
+    assert r.status == 201 and len(r.json["jobs"]) == 6 and r.headers["Location"] == "/v1/arrays/" + r.json["id"], r
+    for id in r.json["jobs"]:
+        d.until(id, "succeeded")
+    a = d.get("/v1/arrays/" + r.json["id"])
+    assert a["states"] == {"succeeded": 6} and {(j["values"]["learning_rate"], j["values"]["seed"]) for j in a["jobs"]} == {(l, s) for l in (1e-4, 1e-3) for s in (1, 2, 3)}, a
+    assert len({d.job(j)["output_dir"] for j in r.json["jobs"]}) == 6 and len(d.get("/v1/jobs?array=" + r.json["id"])["items"]) == 6
+    rand = {"spec": d.spec(max_steps=100000), "random": {"learning_rate": {"min": 1e-5, "max": 1e-2, "log": True}, "lora_rank": [4, 8]}, "count": 4, "seed": 9}
+    r = d.ask("POST", "/v1/arrays", rand)
+    a = d.get("/v1/arrays/" + r.json["id"])
+    values = [j["values"] for j in a["jobs"]]
+    assert len(values) == 4 and all(1e-5 <= v["learning_rate"] <= 1e-2 and v["lora_rank"] in (4, 8) for v in values), values
+    again = d.ask("POST", "/v1/arrays", rand).json["id"]
+    assert [j["values"] for j in d.get("/v1/arrays/" + again)["jobs"]] == values
+    for id in (r.json["id"], again):
+        assert d.ask("POST", f"/v1/arrays/{id}/cancel").status == 202
+        for j in d.get("/v1/arrays/" + id)["jobs"]:
+            d.until(j["id"], "cancelled")
+    before = len(d.get("/v1/jobs?limit=200")["items"])
+    for bad, ptr in (({"spec": d.spec(), "grid": {"lerning_rate": [1]}}, "/grid/lerning_rate"), ({"spec": d.spec(), "grid": {"seed": []}}, "/grid/seed"), ({"spec": d.spec()}, "/grid"),
+                     ({"spec": d.spec(), "grid": {"seed": list(range(150)), "lora_rank": [1, 2]}}, "/grid"), ({"spec": d.spec(), "grid": {"seed": [1, -1]}}, "/seed"),
+                     ({"grid": {"seed": [1]}}, "/spec"), ({"spec": d.spec(), "random": {"seed": {"min": 2, "max": 1}}, "count": 2}, "/random/seed"), ({"spec": d.spec(), "random": {"seed": [1]}}, "/count")):
+        assert ptr in pointers(d.ask("POST", "/v1/arrays", bad)), bad
+    assert len(d.get("/v1/jobs?limit=200")["items"]) == before
+    problem(d.ask("GET", "/v1/arrays/a99"), 404)
+
+
+def test_F50_webhooks(new):
+    import hashlib, hmac, http.server, threading
+    got, mode = [], {"fail": 1}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.path, dict(self.headers), body))
+            if mode["fail"]:
+                mode["fail"] -= 1
+                self.send_response(500)
+            elif self.path == "/redirect":
+                self.send_response(307)
+                self.send_header("Location", f"http://127.0.0.1:{server.server_address[1]}/hook")
+            else:
+                self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"x" * 300000)
+
+        def log_message(self, *a):
+            pass
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at = f"http://127.0.0.1:{server.server_address[1]}"
+    quiet = socket.create_server(("127.0.0.1", 0))          # accepts, never answers
+    try:
+        d = new()
+        r = d.ask("POST", "/v1/webhooks", {"url": at + "/hook", "states": ["succeeded", "failed"]})
+        assert r.status == 201, r
+        secret = r.json["secret"]
+        d.ask("POST", "/v1/webhooks", {"url": f"http://127.0.0.1:{quiet.getsockname()[1]}/"})
+        d.ask("POST", "/v1/webhooks", {"url": "http://127.0.0.1:1/"})
+        id = d.submit(name="hooked")
+        d.until(id, "succeeded")
+        end = time.monotonic() + 20
+        while d.get("/v1/webhooks")["items"][0]["delivered"] < 1:
+            assert time.monotonic() < end, d.get("/v1/webhooks")
+            time.sleep(0.1)
+        assert len(got) == 2 and got[0][1]["X-Ringmaster-Delivery"] == got[1][1]["X-Ringmaster-Delivery"]      # retried after the 500
+        for path, h, body in got:
+            want = hmac.new(secret.encode(), h["X-Ringmaster-Timestamp"].encode() + b"." + body, hashlib.sha256).hexdigest()
+            assert h["X-Ringmaster-Signature"] == "sha256=" + want
+            assert json.loads(body)["state"] == "succeeded" and json.loads(body)["id"] == id
+        items = d.get("/v1/webhooks")["items"]
+        assert items[2]["delivered"] == 0 and "refused" in items[2]["last_error"] and not any("secret" in x for x in items), items
+        got.clear()
+        hook = d.ask("POST", "/v1/webhooks", {"url": at + "/redirect"}).json["id"]
+        assert d.ask("POST", f"/v1/webhooks/{hook}/test").status == 202
+        time.sleep(1)
+        assert [g[0] for g in got] == ["/redirect"]                   # redirects are not followed
+        for bad in ("https://x/", "ftp://x", "http://", "http://a@b/", "http://x:0/", "http://x:99999/", "http://x/\r\nEvil: 1", "http://x y/", "x"):
+            assert "/url" in pointers(d.ask("POST", "/v1/webhooks", {"url": bad})), bad
+        assert d.ask("DELETE", f"/v1/webhooks/{hook}").status == 204
+        problem(d.ask("DELETE", f"/v1/webhooks/{hook}"), 404)
+    finally:
+        server.shutdown()
+        quiet.close()
+
+
+def test_advice(new):
+    d = new(env={"RM_FAKE_COMM": "0.5"})
+    id = d.submit(max_steps=40)
+    d.until(id, "succeeded")
+    advice = [e["data"] for e in d.get(f"/v1/jobs/{id}/history?limit=1000")["items"] if e["kind"] == "advice"]
+    assert [a["code"] for a in advice] == ["comm_share"] and "50 %" in advice[0]["text"], advice
+
+
+def test_import(new):
+    d = new()
+    r = d.ask("POST", "/v1/import", {"tool": "swift", "text": "NPROC_PER_NODE=2 swift sft --model /m --dataset /d --train_type lora --lora_rank 16 --max_length 32768"})
+    assert r.status == 200 and r.json["spec"]["lora_rank"] == 16 and r.json["spec"]["nproc_per_node"] == 2, r
+    problem(d.ask("POST", "/v1/import", {"tool": "swift", "text": "ls -l"}), 422)
+    problem(d.ask("POST", "/v1/import", {"tool": "other", "text": "x"}), 422)
+
+
 def test_prometheus_backup_settings(new):
     d = new()
     d.until(d.submit(), "succeeded")
@@ -382,6 +487,16 @@ def test_prometheus_backup_settings(new):
     assert c.execute("SELECT count(*) FROM jobs").fetchone() == (1,) and c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     c.close()
     assert d.get("/v1/settings")["slots"] == 8
+    d.until(d.submit(), "succeeded")
+    busy = subprocess.run(d.args() + ["--restore", r.json["path"]], capture_output=True, timeout=30)
+    assert busy.returncode == 1 and b"another ringmasterd" in busy.stderr, busy
+    d.p.terminate()
+    d.p.wait(10)
+    bad = subprocess.run(d.args() + ["--restore", "/etc/hostname"], capture_output=True, timeout=30)
+    assert bad.returncode == 1 and b"/etc/hostname" in bad.stderr, bad
+    assert subprocess.run(d.args() + ["--restore", r.json["path"]], timeout=30, stdout=subprocess.DEVNULL).returncode == 0
+    d.start()
+    assert len(d.get("/v1/jobs")["items"]) == 1 and d.token and any(".replaced-" in f for f in os.listdir(d.home))
 
 
 def test_settings_from_everywhere(new):

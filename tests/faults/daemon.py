@@ -364,6 +364,26 @@ def test_F31_newer_schema(new):
     assert d.p.wait(10) == 1 and "newer ringmasterd" in d.log_text(), d.log_text()
 
 
+def test_F31_migration_makes_a_copy_first(new):
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "migrations")
+    d = new(start=False)
+    os.makedirs(d.home)
+    path = os.path.join(d.home, "ringmaster.db")
+    c = sqlite3.connect(path)
+    c.executescript(open(os.path.join(here, "0001_init.sql")).read())
+    c.execute("INSERT INTO jobs(id,name,priority,spec,state,desired,ranks,device,created_ms,ended_ms) VALUES(5,'old',0,'{}','succeeded','run',1,'cpu',1,2)")
+    c.execute("PRAGMA user_version=1")
+    c.commit()
+    c.close()
+    d.start()
+    assert d.get("/v1/jobs")["items"][0]["name"] == "old"
+    newest = len(os.listdir(here)) - 1 if "meson.build" in os.listdir(here) else len(os.listdir(here))
+    assert d.db("PRAGMA user_version") == [(newest,)]
+    c = sqlite3.connect(f"{path}.before-{newest}")
+    assert c.execute("SELECT name FROM jobs").fetchall() == [("old",)] and c.execute("PRAGMA user_version").fetchone() == (1,)
+    c.close()
+
+
 def test_F41_wall_clock_jumps(new):
     if not any(os.path.exists(p + "/faketime") for p in os.environ["PATH"].split(":")):
         raise Skip("needs faketime")

@@ -100,7 +100,7 @@ for step in range(1, steps + 1):
     time.sleep(step_s)
     state["step"] = step
     print(f"rank {rank} step {step}", flush=True)
-    say("metrics", step=step, loss=5.0 / step, tokens=4096, step_s=step_s, tokens_per_s=4096 / step_s, comm_exposed_s=step_s / 10, comm_share=0.1,
+    say("metrics", step=step, loss=5.0 / step, tokens=4096, step_s=step_s, tokens_per_s=4096 / step_s, comm_exposed_s=step_s / 10, comm_share=float(os.environ.get("RM_FAKE_COMM", "0.1")),
         sent_bytes=100, peak_bytes=1000 * (rank + 1), allocated_bytes=900, eta_s=(steps - step) * step_s)
     if step == 2:
         if what == "kill":

@@ -1,0 +1,93 @@
+/* Tests of daemon/advisor.c: each cause alone, its threshold from both sides, once only. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/advisor.h"
+
+static struct spec spec_of(int ranks)
+{
+    struct spec s;
+    struct problems p = { 0 };
+    char text[300];
+    (void)snprintf(text, sizeof text, "{\"model\":\"m\",\"dataset\":[\"d\"],\"output_dir\":\"o\",\"nproc_per_node\":%d,\"memory_limit_bytes\":1000}", ranks);
+    ck_assert_int_eq(spec_parse(&s, text, strlen(text), &p), OK);
+    return s;
+}
+
+/* One record: share of waiting, step time, peak, tokens/s. */
+static const char *step(struct advisor *a, const struct spec *s, int rank, double comm, double busy, int peak, double rate, char text[600])
+{
+    char json[300];
+    (void)snprintf(json, sizeof json, "{\"step\":3,\"loss\":1.0,\"comm_share\":%g,\"step_s\":%g,\"comm_exposed_s\":0,\"peak_bytes\":%d,\"tokens_per_s\":%g}", comm, busy, peak, rate);
+    cJSON *m = cJSON_Parse(json);
+    const char *code = advisor_step(a, s, rank, m, text);
+    cJSON_Delete(m);
+    return code;
+}
+
+START_TEST(communication)
+{
+    struct advisor a = { 0 };
+    struct spec s = spec_of(1);
+    char text[600];
+    for (int i = 0; i < 100; i++) ck_assert_ptr_null(step(&a, &s, 0, i % 20 == 19 ? 0.1 : 0.9, 1, 1, 100, text));     /* never 20 in a row */
+    for (int i = 0; i < 19; i++) ck_assert_ptr_null(step(&a, &s, 0, 0.31, 1, 1, 100, text));
+    ck_assert_str_eq(step(&a, &s, 0, 0.31, 1, 1, 100, text), "comm_share");
+    ck_assert_ptr_nonnull(strstr(text, "31 %"));
+    for (int i = 0; i < 50; i++) ck_assert_ptr_null(step(&a, &s, 0, 0.9, 1, 1, 100, text));
+    spec_release(&s);
+}
+END_TEST
+
+START_TEST(skew)
+{
+    struct advisor a = { 0 }, even = { 0 };
+    struct spec s = spec_of(4);
+    char text[600];
+    const char *code = NULL;
+    for (int i = 0; i < 60 && !code; i++)
+        for (int r = 0; r < 4 && !code; r++) code = step(&a, &s, r, 0, r == 2 ? 2.0 : 1.0, 1, 100, text);
+    ck_assert_str_eq(code, "skew");
+    ck_assert_ptr_nonnull(strstr(text, "rank 2 works 2.00 times"));
+    for (int i = 0; i < 60; i++) for (int r = 0; r < 4; r++) ck_assert_ptr_null(step(&even, &s, r, 0, r == 2 ? 1.2 : 1.0, 1, 100, text));
+    spec_release(&s);
+}
+END_TEST
+
+START_TEST(memory_loss_throughput)
+{
+    struct advisor a = { 0 };
+    struct spec s = spec_of(1);
+    char text[600];
+    ck_assert_ptr_null(step(&a, &s, 0, 0, 1, 920, 100, text));
+    ck_assert_str_eq(step(&a, &s, 0, 0, 1, 921, 100, text), "memory_near_limit");
+    cJSON *m = cJSON_Parse("{\"step\":7,\"loss\":null,\"loss_nonfinite\":\"nan\"}");
+    ck_assert_str_eq(advisor_step(&a, &s, 0, m, text), "loss_not_finite");
+    ck_assert_ptr_nonnull(strstr(text, "step 7"));
+    ck_assert_ptr_null(advisor_step(&a, &s, 0, m, text));
+    cJSON_Delete(m);
+    const char *code = NULL;
+    for (int i = 0; i < 40; i++) ck_assert_ptr_null(step(&a, &s, 0, 0, 1, 1, 100, text));
+    for (int i = 0; i < 40; i++) ck_assert_ptr_null(step(&a, &s, 0, 0, 1, 1, 75, text));
+    for (int i = 0; i < 40 && !code; i++) code = step(&a, &s, 0, 0, 1, 1, 60, text);
+    ck_assert_str_eq(code, "throughput_drop");
+    spec_release(&s);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("advisor");
+    TCase *c = tcase_create("advisor");
+    tcase_add_test(c, communication);
+    tcase_add_test(c, skew);
+    tcase_add_test(c, memory_loss_throughput);
+    suite_add_tcase(suite, c);
+    SRunner *r = srunner_create(suite);
+    srunner_run_all(r, CK_ENV);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
