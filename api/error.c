@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/json.h"
+
 static const char *const status_names[STATUS_COUNT] = {
     [OK] = "ok", [E_INVALID] = "invalid", [E_UNSUPPORTED] = "unsupported", [E_NOTFOUND] = "not_found", [E_IO] = "io",
     [E_DISK_FULL] = "disk_full", [E_NOMEM] = "out_of_memory", [E_LIMIT] = "limit", [E_TIMEOUT] = "timeout",
@@ -35,6 +37,7 @@ int error_set(struct error *err, enum status code, const char *fmt, ...)
     (void)vsnprintf(err->text, sizeof err->text, fmt, ap);
     va_end(ap);
     trim_torn_utf8(err->text);
+    utf8_scrub(err->text);      /* "%.60s" cuts where it likes */
     return code;
 }
 

@@ -39,6 +39,12 @@ invalid:
     return true;
 }
 
+void utf8_scrub(char *s)
+{
+    size_t bad;
+    for (size_t len = strlen(s); !utf8_valid(s, len, &bad); s += bad + 1, len -= bad + 1) s[bad] = '?';
+}
+
 /* --- the scanner: recursive descent over the grammar of RFC 8259 --- */
 
 struct scan {

@@ -46,5 +46,7 @@ char *json_line(const cJSON *value);
 
 /* True if [s, s+len) is valid UTF-8 (no surrogates, no over-long forms, at most U+10FFFF); else *bad is the first bad offset. */
 bool utf8_valid(const char *s, size_t len, size_t *bad);
+/* Puts ? in place of what is not; messages cut with %.60s stay valid so. */
+void utf8_scrub(char *s);
 
 #endif

@@ -16,8 +16,10 @@ void problems_add(struct problems *p, const char *pointer, const char *code, con
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    utf8_scrub(text);
     p->v = xrealloc(p->v, (size_t)(p->n + 1) * sizeof *p->v);
-    p->v[p->n++] = (struct problem){ xstrdup(pointer), xstrdup(code), xstrdup(text) };
+    p->v[p->n] = (struct problem){ xstrdup(pointer), xstrdup(code), xstrdup(text) };
+    utf8_scrub(p->v[p->n++].pointer);
 }
 
 void problems_release(struct problems *p)

@@ -229,7 +229,7 @@ void reply_problem(struct request *q, int status, const char *code, const struct
     (void)vsnprintf(detail, sizeof detail, fmt, ap);
     va_end(ap);
     size_t bad;
-    if (!utf8_valid(detail, strlen(detail), &bad)) detail[bad] = '\0';
+    utf8_scrub(detail);
     cJSON *o = cJSON_CreateObject();
     char *type = xasprintf("urn:ringmaster:%s", code);
     json_add_str(o, "type", type);

@@ -85,13 +85,17 @@ static cJSON *operation(const struct route *r)
     if (r->body_max > 0) {
         cJSON *body = cJSON_AddObjectToObject(o, "requestBody"), *content = cJSON_AddObjectToObject(body, "content"), *media = cJSON_AddObjectToObject(content, "application/json");
         bool spec = strcmp(r->pattern, "/v1/jobs") == 0 || strcmp(r->pattern, "/v1/jobs:validate") == 0;
-        (void)cJSON_AddItemToObject(media, "schema", spec ? ref("Spec") : typed("object"));
+        cJSON *any = spec ? NULL : typed("object");
+        if (any && r->body_max <= 1024) json_add_int(any, "maxProperties", 0);
+        (void)cJSON_AddItemToObject(media, "schema", spec ? ref("Spec") : any);
         (void)cJSON_AddBoolToObject(body, "required", spec || strcmp(r->pattern, "/v1/tokens") == 0 || strcmp(r->method, "PATCH") == 0);
     }
     responses = cJSON_AddObjectToObject(o, "responses");
     int status = atoi(r->answer);
     const char *kind = r->answer + 4;
     if (strcmp(kind, "html") == 0) { add_answer(responses, status, "text/html", typed("string"), "the page"); add_answer(responses, 303, NULL, NULL, "the cookie is set"); }
+    else if (strcmp(kind, "js") == 0) add_answer(responses, status, "text/javascript", typed("string"), "the file");
+    else if (strcmp(kind, "css") == 0) add_answer(responses, status, "text/css", typed("string"), "the file");
     else if (strcmp(kind, "text") == 0) add_answer(responses, status, "text/plain", typed("string"), "text");
     else if (strcmp(kind, "file") == 0) add_answer(responses, status, "application/octet-stream", NULL, "the file");
     else if (strcmp(kind, "stream") == 0) add_answer(responses, status, "text/event-stream", typed("string"), "events");

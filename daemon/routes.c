@@ -9,15 +9,15 @@
 #include "daemon/auth.h"
 #include "daemon/daemon.h"
 
-enum { SMALL = 65536, SPEC = SPEC_MAX_BYTES };
+enum { EMPTY = 1024 /* nothing, or {} */, SMALL = 65536, SPEC = SPEC_MAX_BYTES };
 
 const struct route routes[] = {
     /* method    path                                    handler             scope         body   query parameters */
     { "GET",     "/",                                    page_index,         SCOPE_NONE,   0,     "token", "The page; ?token= sets its cookie once", "200 html" },
-    { "GET",     "/app.js",                              page_file,          SCOPE_NONE,   0,     "", "The page's program", "200 file" },
-    { "GET",     "/style.css",                           page_file,          SCOPE_NONE,   0,     "", "The page's style", "200 file" },
-    { "GET",     "/dygraph.min.js",                      page_file,          SCOPE_NONE,   0,     "", "Charts", "200 file" },
-    { "GET",     "/dygraph.css",                         page_file,          SCOPE_NONE,   0,     "", "Style of the charts", "200 file" },
+    { "GET",     "/app.js",                              page_file,          SCOPE_NONE,   0,     "", "The page's program", "200 js" },
+    { "GET",     "/style.css",                           page_file,          SCOPE_NONE,   0,     "", "The page's style", "200 css" },
+    { "GET",     "/dygraph.min.js",                      page_file,          SCOPE_NONE,   0,     "", "Charts", "200 js" },
+    { "GET",     "/dygraph.css",                         page_file,          SCOPE_NONE,   0,     "", "Style of the charts", "200 css" },
     { "GET",     "/healthz",                             health,             SCOPE_NONE,   0,     "", "The process answers", "200 object" },
     { "GET",     "/readyz",                              ready,              SCOPE_NONE,   0,     "", "Jobs are adopted, POST is taken", "200 object" },
     { "GET",     "/version",                             version_show,       SCOPE_NONE,   0,     "", "Version and protocol", "200 object" },
@@ -29,17 +29,17 @@ const struct route routes[] = {
     { "POST",    "/v1/jobs:validate",                    jobs_validate,      SCOPE_SUBMIT, SPEC,  "", "Check a spec and plan its memory; nothing is stored", "200 object" },
     { "POST",    "/v1/arrays",                           arrays_create,      SCOPE_SUBMIT, SPEC,  "", "Jobs over a grid or a random sample of field values", "201 object" },
     { "GET",     "/v1/arrays/{id}",                      array_show,         SCOPE_READ,   0,     "", "An array: its jobs, their values and states", "200 object" },
-    { "POST",    "/v1/arrays/{id}/cancel",               array_cancel,       SCOPE_SUBMIT, SMALL, "", "Cancel all its jobs", "202 object" },
-    { "POST",    "/v1/import",                           import_post,        SCOPE_READ,   SPEC,  "", "A job spec from an ms-swift command or a LLaMA-Factory file", "200 object" },
+    { "POST",    "/v1/arrays/{id}/cancel",               array_cancel,       SCOPE_SUBMIT, EMPTY, "", "Cancel all its jobs", "202 object" },
+    { "POST",    "/v1/import",                           import_post,        SCOPE_SUBMIT, SPEC,  "", "A job spec from an ms-swift command or a LLaMA-Factory file", "200 object" },
     { "GET",     "/v1/jobs/{id}",                        job_show,           SCOPE_READ,   0,     "", "One job with its spec and plan", "200 Job" },
     { "PATCH",   "/v1/jobs/{id}",                        job_patch,          SCOPE_SUBMIT, SMALL, "", "Change name, labels or priority; needs If-Match", "200 Job" },
     { "DELETE",  "/v1/jobs/{id}",                        job_delete,         SCOPE_SUBMIT, 0,     "", "Remove an ended job and its folder", "204 none" },
-    { "POST",    "/v1/jobs/{id}/cancel",                 job_cancel,         SCOPE_SUBMIT, SMALL, "", "End it at the next step", "202 Job" },
-    { "POST",    "/v1/jobs/{id}/kill",                   job_kill,           SCOPE_SUBMIT, SMALL, "", "End it at once", "202 Job" },
-    { "POST",    "/v1/jobs/{id}/pause",                  job_pause,          SCOPE_SUBMIT, SMALL, "", "Save a checkpoint, end, free the devices", "202 Job" },
-    { "POST",    "/v1/jobs/{id}/resume",                 job_resume_post,    SCOPE_SUBMIT, SMALL, "", "Queue a paused job again", "202 Job" },
-    { "POST",    "/v1/jobs/{id}/requeue",                job_requeue,        SCOPE_SUBMIT, SMALL, "", "Save, free the devices, queue again", "202 Job" },
-    { "POST",    "/v1/jobs/{id}/checkpoint",             job_checkpoint_now, SCOPE_SUBMIT, SMALL, "", "Save a checkpoint now", "202 Job" },
+    { "POST",    "/v1/jobs/{id}/cancel",                 job_cancel,         SCOPE_SUBMIT, EMPTY, "", "End it at the next step", "202 Job" },
+    { "POST",    "/v1/jobs/{id}/kill",                   job_kill,           SCOPE_SUBMIT, EMPTY, "", "End it at once", "202 Job" },
+    { "POST",    "/v1/jobs/{id}/pause",                  job_pause,          SCOPE_SUBMIT, EMPTY, "", "Save a checkpoint, end, free the devices", "202 Job" },
+    { "POST",    "/v1/jobs/{id}/resume",                 job_resume_post,    SCOPE_SUBMIT, EMPTY, "", "Queue a paused job again", "202 Job" },
+    { "POST",    "/v1/jobs/{id}/requeue",                job_requeue,        SCOPE_SUBMIT, EMPTY, "", "Save, free the devices, queue again", "202 Job" },
+    { "POST",    "/v1/jobs/{id}/checkpoint",             job_checkpoint_now, SCOPE_SUBMIT, EMPTY, "", "Save a checkpoint now", "202 Job" },
     { "POST",    "/v1/jobs/{id}/clone",                  job_clone,          SCOPE_SUBMIT, SPEC,  "", "A new job from this one's spec with the body's fields changed", "201 Job" },
     { "GET",     "/v1/jobs/{id}/attempts",               job_attempts,       SCOPE_READ,   0,     "", "Starts of the job and how each ended", "200 list" },
     { "GET",     "/v1/jobs/{id}/ranks",                  job_ranks,          SCOPE_READ,   0,     "attempt", "Processes and their latest figures", "200 list" },
@@ -63,8 +63,8 @@ const struct route routes[] = {
     { "GET",     "/v1/webhooks",                         webhooks_list,      SCOPE_ADMIN,  0,     "", "Webhooks and how their deliveries go", "200 list" },
     { "POST",    "/v1/webhooks",                         webhook_create,     SCOPE_ADMIN,  SMALL, "", "Send job events to an address; the secret is shown once", "201 object" },
     { "DELETE",  "/v1/webhooks/{id}",                    webhook_delete,     SCOPE_ADMIN,  0,     "", "Remove a webhook", "204 none" },
-    { "POST",    "/v1/webhooks/{id}/test",               webhook_test,       SCOPE_ADMIN,  SMALL, "", "Send it a test delivery", "202 object" },
-    { "POST",    "/v1/backups",                          backup_create,      SCOPE_ADMIN,  SMALL, "", "Copy the database while in use", "201 object" },
+    { "POST",    "/v1/webhooks/{id}/test",               webhook_test,       SCOPE_ADMIN,  EMPTY, "", "Send it a test delivery", "202 object" },
+    { "POST",    "/v1/backups",                          backup_create,      SCOPE_ADMIN,  EMPTY, "", "Copy the database while in use", "201 object" },
 };
 const int n_routes = (int)(sizeof routes / sizeof routes[0]);
 
@@ -157,6 +157,13 @@ void routes_handle(struct daemon *d, struct request *q)
     if (q->body_len > 0 && type == NULL) {
         reply_problem(q, 415, "content_type", NULL, "send Content-Type: application/json with a body");
         return;
+    }
+    if (q->route->body_max == EMPTY && q->body_len > 0) {
+        cJSON *o = body_object(q);
+        if (o == NULL) return;
+        bool empty = o->child == NULL;
+        cJSON_Delete(o);
+        if (!empty) { reply_problem(q, 422, "body", NULL, "this takes no fields"); return; }
     }
     q->route->handle(d, q);
 }

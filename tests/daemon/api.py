@@ -3,7 +3,7 @@
 import json, os, re, socket, stat, subprocess, sys, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from rig import main
+from rig import FAKE, main
 
 
 def problem(r, status, code=None):
@@ -503,7 +503,7 @@ def test_settings_from_everywhere(new):
     d = new(start=False)
     os.makedirs(d.home)
     run = lambda *a, **env: subprocess.run([d.args()[0], "--home", d.home, *a], capture_output=True, env={**os.environ, **env}, timeout=30)
-    r = run("--check", "--slots", "3", "--allow-root", d.data, "/tmp")
+    r = run("--check", "--worker", FAKE, "--slots", "3", "--allow-root", d.data, "/tmp")
     assert r.returncode == 0 and b"slots 3" in r.stdout, r
     json.dump({"slots": 5, "allow_root": [d.data]}, open(os.path.join(d.home, "config.json"), "w"))
     assert b"slots 5" in run("--check").stdout

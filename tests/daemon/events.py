@@ -3,7 +3,7 @@
 import os, resource, socket, struct, sys, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from rig import main
+from rig import SANITIZED, main
 
 
 def fds(d):
@@ -72,7 +72,7 @@ def test_heartbeats_and_dead_readers(new):
     more = [d.stream() for _ in range(200)]
     for s in more:
         s.next()
-    assert rss(d) - full < 8 << 20, "memory grows with every round"
+    assert SANITIZED or rss(d) - full < 8 << 20, "memory grows with every round"
     quiet = more[0]
     quiet.s.settimeout(12)
     d.submit(nproc_per_node=1)
@@ -100,7 +100,7 @@ def test_F37_reader_that_never_reads(new):
     for id in ids:
         d.until(id, "succeeded")
     eager.until(lambda e: e[0] == "job" and e[2]["data"]["state"] == "succeeded")
-    assert rss(d) - before < 32 << 20
+    assert SANITIZED or rss(d) - before < 32 << 20
     lazy.close()
     eager.close()
 
