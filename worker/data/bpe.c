@@ -327,7 +327,7 @@ static void ids_add_all(struct ids *ids, const int32_t *v, size_t n)
         ids->v = xrealloc(ids->v, (size_t)cap * sizeof *ids->v);
         ids->cap = cap;
     }
-    memcpy(ids->v + ids->n, v, n * sizeof *v);
+    if (n) memcpy(ids->v + ids->n, v, n * sizeof *v);
     ids->n += (int64_t)n;
 }
 

@@ -13,8 +13,10 @@ struct jinja;                   /* a compiled template; immutable: threads may s
 int jinja_compile(struct jinja **t, const char *source, size_t len, struct error *err);
 void jinja_free(struct jinja *t);
 bool jinja_marks_generation(const struct jinja *t);
+struct jinja_limits { int64_t steps; size_t memory, output; };  /* memory and output in bytes */
+extern const struct jinja_limits jinja_limits_default;          /* 6,000,000 steps, 1 GiB, 256 MiB */
 /* Renders with the variables of context (V_DICT) into *out (emptied first). Errors: E_INVALID "line L: what", E_LIMIT past a bound.
  * now: for strftime_now, seconds since 1970; -1 takes the clock. */
-int jinja_render(const struct jinja *t, struct value context, int64_t now, struct rendered *out, struct error *err);
+int jinja_render(const struct jinja *t, struct value context, int64_t now, const struct jinja_limits *limits, struct rendered *out, struct error *err);
 
 #endif

@@ -10,10 +10,10 @@
 
 #include "worker/data/jinja_ast.h"
 
-#define STEPS_MAX 6000000         /* a thousand messages take about a hundred thousand */
-#define MEMORY_MAX ((size_t)1 << 30)
-#define OUTPUT_MAX ((size_t)256 << 20)
 #define DEPTH_MAX 900                   /* nested nodes, calls included: what an 8 MiB stack holds even under sanitizers */
+
+/* A conversation of a thousand messages takes about a hundred thousand steps. */
+const struct jinja_limits jinja_limits_default = { 6000000, (size_t)1 << 30, (size_t)256 << 20 };
 
 enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
 
@@ -444,14 +444,14 @@ static int render(struct vm *vm)
     return OK;
 }
 
-int jinja_render(const struct jinja *t, struct value context, int64_t now, struct rendered *out, struct error *err)
+int jinja_render(const struct jinja *t, struct value context, int64_t now, const struct jinja_limits *limits, struct rendered *out, struct error *err)
 {
     struct vm *vm = xcalloc(1, sizeof *vm);
     vm->t = t;
     vm->now = now;
-    vm->steps_max = STEPS_MAX;
-    vm->out_max = OUTPUT_MAX;
-    vm->pool = (struct pool){ .limit = MEMORY_MAX, .full = pool_full, .arg = vm };
+    vm->steps_max = limits->steps;
+    vm->out_max = limits->output;
+    vm->pool = (struct pool){ .limit = limits->memory, .full = pool_full, .arg = vm };
     vm->out = &vm->root;
     vm->result = out;
     vm->context = context;

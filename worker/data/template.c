@@ -190,7 +190,7 @@ int template_render(const struct chat_template *t, struct value messages, struct
     dict_set(&pool, vars.d, v_cstr("add_generation_prompt"), v_bool(add_generation_prompt));
     if (context.type == V_DICT)
         for (size_t i = 0; i < context.d->n; i++) dict_set(&pool, vars.d, context.d->k[i], context.d->v[i]);
-    int rc = jinja_render(has_tools && t->tools ? t->tools : t->plain, vars, -1, out, err);
+    int rc = jinja_render(has_tools && t->tools ? t->tools : t->plain, vars, -1, &jinja_limits_default, out, err);
     pool_release(&pool);
     return rc == OK ? OK : error_prefix(err, "chat template");
 }
