@@ -26,6 +26,7 @@ struct comm;                    /* a group of ranks */
 struct comm_hop;                /* a transfer under way: a hop, or a reduction or gathering in the background */
 
 /* shared_bytes: what comm_memory must provide on each rank (the plan's PLACE_SHARED arena), the same on all ranks.
+ * deadline_ms: how long a peer may give no sign of life (shm: at most 4.5 s; it shows one all the time).
  * transport: "shm" | "nccl". A single rank works with either, without peers. */
 int comm_open(struct comm_world **w, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err);

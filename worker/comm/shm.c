@@ -40,6 +40,7 @@ enum {
     HOPS = 8,                       /* sends to one peer under way */
     JOBS = 64,                      /* hops of one rank under way, all groups together */
     TICK_MS = 100,                  /* longest sleep between two looks at the peers */
+    SILENCE_MS = 4500,              /* without a beat, at most: a beat is due every TICK_MS, whatever the rank computes */
     MEET_TIMEOUT_MS = 120000,       /* at start-up the slowest rank decides */
     PAGE = 4096,
     SPINS = 4000,
@@ -751,7 +752,7 @@ static int shm_open_world(struct comm_world *w, int64_t shared_bytes, int deadli
     struct shm *sh = xcalloc(1, sizeof *sh);
     unsigned long n = (unsigned long)w->world;
     w->priv = sh;
-    *sh = (struct shm){ .w = w, .fd = -1, .deadline_ms = deadline_ms, .stage_at = control_bytes(w->world) };
+    *sh = (struct shm){ .w = w, .fd = -1, .deadline_ms = deadline_ms < SILENCE_MS ? deadline_ms : SILENCE_MS, .stage_at = control_bytes(w->world) };
     sh->user_at = shm_overhead_bytes(w->world);
     sh->seg_bytes = sh->user_at + page_up(shared_bytes);
     sh->spins = sysconf(_SC_NPROCESSORS_ONLN) >= w->world ? SPINS : 0;
