@@ -321,6 +321,7 @@ void ids_release(struct ids *ids)
 
 static void ids_add_all(struct ids *ids, const int32_t *v, size_t n)
 {
+    if (n == 0) return;
     if (ids->cap - ids->n < (int64_t)n) {
         int64_t cap = ids->cap ? ids->cap : 64;
         while (cap - ids->n < (int64_t)n) cap *= 2;
