@@ -13,7 +13,7 @@ const struct metric_name metric_names[] = {
     { "learning_rate", "", "of this step (job)" },
     { "epoch", "epochs", "passes over the data so far (job)" },
     { "tokens", "tokens", "real tokens in this step, all ranks (job)" },
-    { "tokens_per_s", "tokens/s", "real tokens of the step, all ranks / step time (job)" },
+    { "tokens_per_s", "tokens/s", "real tokens of the step, all ranks / its time without evaluation and saving (job)" },
     { "step_s", "s", "wall time of the step" },
     { "data_s", "s", "waiting for rows" },
     { "forward_s", "s", "forward" },

@@ -87,9 +87,11 @@ def main():
             assert p.returncode == 2 and answer["ok"] is False, (fields, p.returncode, p.stdout)
             hit = [x for x in answer["problems"] if x["pointer"].startswith(pointer) and all(w in x["message"] or w in x["code"] for w in words)]
             assert hit, (fields, answer)
+            assert not os.path.exists(f"{tmp}/out"), "a plan left something behind"
             p = subprocess.run([worker, "--spec", path], capture_output=True, text=True)
             assert p.returncode == 2 and p.stderr.strip(), (fields, p.returncode, p.stderr)
-            assert not [d for d in (os.listdir(f"{tmp}/out") if os.path.isdir(f"{tmp}/out") else []) if "checkpoint" in d or d == "logging.jsonl"]
+            assert not os.path.exists(f"{tmp}/out") or not [d for d in (os.listdir(f"{tmp}/out") if os.path.isdir(f"{tmp}/out") else []) if "checkpoint" in d or d == "logging.jsonl"]
+            shutil.rmtree(f"{tmp}/out", ignore_errors=True)
         # several faults at once are all told
         p = subprocess.run([worker, "--plan", write_spec(f"{tmp}/spec.json", **dict(base, model=f"{tmp}/nowhere", dataset=[f"{tmp}/empty.jsonl"])), "--brief"], capture_output=True, text=True)
         pointers = {x["pointer"] for x in json.loads(p.stdout)["problems"]}

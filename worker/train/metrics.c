@@ -50,7 +50,7 @@ cJSON *meter_record(struct meter *m, const struct job *j, const struct comm_worl
     json_add_num(o, "learning_rate", r->lr);
     json_add_num(o, "epoch", r->epoch);
     json_add_int(o, "tokens", r->tokens);
-    json_add_num(o, "tokens_per_s", step_s > 0 ? (double)r->tokens / step_s : 0);
+    json_add_num(o, "tokens_per_s", m->trained_s > 0 ? (double)r->tokens / m->trained_s : 0);
     json_add_num(o, "step_s", step_s);
     for (int i = 0; i < PHASES; i++) json_add_num(o, phase_names[i], m->phase_s[i]);
     if (m->steps >= ETA_AFTER)

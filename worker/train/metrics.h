@@ -10,6 +10,7 @@ enum { ETA_AFTER = 20 /* steps until a guess is worth telling */, ETA_WINDOW = 5
 
 struct meter {
     double started, phase_s[PHASES];
+    double trained_s;                   /* of the step without evaluation and saving: what tokens_per_s divides by */
     struct comm_count before[COMM_KINDS];
     double recent[ETA_WINDOW];          /* step times, a ring */
     int64_t steps;                      /* of this process */

@@ -85,12 +85,14 @@ static int64_t count_steps(const struct spec *spec, const struct mesh *m, struct
     struct loader *l = NULL;
     struct error err;
     if (bytes_of(&spec->dataset) > TOKENIZE_MAX) return spec->max_steps;
-    if (loader_open(&l, spec, 0, m->dp, m->R * m->U, NULL, NULL, &err) != OK) {
+    struct spec look = *spec;
+    look.output_dir = NULL;                                     /* looking writes nothing there */
+    if (loader_open(&l, &look, 0, m->dp, m->R * m->U, NULL, NULL, &err) != OK) {
         problems_add(p, "/dataset", status_name(err.code), "%s", err.text);
         return 0;
     }
     loader_info(l, info);
-    int64_t steps = run_steps(spec, info->micro_per_epoch);
+    int64_t steps = run_steps(&look, info->micro_per_epoch);
     loader_close(l);
     return steps;
 }

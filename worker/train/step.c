@@ -126,6 +126,7 @@ int step_run(struct run *r, struct step_result *out, struct error *err)
     m->phase_s[PHASE_BACKWARD] = loss.backward_s;
     m->phase_s[PHASE_REDUCE] = at[3] - at[2];
     m->phase_s[PHASE_OPTIMIZER] = now_s() - before;
+    m->trained_s = now_s() - m->started;
     out->weight_sum = t.weight;
     out->tokens = (int64_t)t.tokens;
     r->tokens += out->tokens;
