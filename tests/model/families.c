@@ -335,6 +335,8 @@ int main(void)
     tcase_add_loop_test(t, bf16_errors, 0, 2);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
+    srunner_set_fork_status(r, CK_NOFORK);      /* the matrix library compiles its kernels once, not once per test */
+    kernel_cpu_threads(1);
     srunner_run_all(r, CK_ENV);
     int failed = srunner_ntests_failed(r);
     srunner_free(r);

@@ -37,7 +37,7 @@ MODELS = {
     "mistral": dict(model_type="mistral", sliding_window=6, head_dim=8),
     "qwen2-bf16": dict(model_type="qwen2", bf16=True, hidden_size=32, head_dim=None),
     "rope-linear": dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="linear", factor=2.5)),
-    "rope-dynamic": dict(model_type="llama", num_hidden_layers=1, max_position_embeddings=8, docs=[23], **rope(rope_type="dynamic", factor=2.0)),
+    "rope-dynamic": dict(model_type="llama", num_hidden_layers=1, max_position_embeddings=8, **rope(rope_type="dynamic", factor=2.0)),
     "rope-yarn": dict(model_type="qwen2", num_hidden_layers=1, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)),
     "rope-yarn-mscale": dict(model_type="qwen2", num_hidden_layers=1, old=True, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8, beta_slow=0.5,
                                                                                         mscale=0.7, mscale_all_dim=1.0)),
@@ -70,6 +70,14 @@ def batch(seed, docs, vocab):
     return dict(input_ids=ids.int(), labels=labels.int(), loss_weights=weights, position_ids=torch.tensor(positions).int(), cu_seqlens=torch.tensor(cu))
 
 
+def forget_lengths(model):
+    """Dynamic RoPE remembers the longest sequence it saw; every document must start without that memory."""
+    for m in model.modules():
+        if getattr(m, "rope_type", "") == "dynamic":
+            m.max_seq_len_cached = m.original_max_seq_len
+            m.register_buffer("inv_freq", m.original_inv_freq.clone(), persistent=False)
+
+
 def run(model, b, dtype=torch.float64):
     """Loss and gradients, in float64 unless told otherwise; returns what a case expects."""
     model.to(dtype).train()
@@ -77,6 +85,7 @@ def run(model, b, dtype=torch.float64):
     total = b["loss_weights"].double().sum()
     logits, loss = [], 0.0
     for s, e in zip(cu[:-1], cu[1:]):
+        forget_lengths(model)
         z = model(input_ids=b["input_ids"][s:e].long()[None], use_cache=False).logits[0].double()
         ce = torch.nn.functional.cross_entropy(z, b["labels"][s:e].long(), reduction="none", ignore_index=-100)
         part = (ce * b["loss_weights"][s:e].double()).sum() / total

@@ -107,12 +107,21 @@ def load_torch(folder, adapter, trainable=True):
     return model.train()
 
 
+def forget_lengths(model):
+    """Dynamic RoPE remembers the longest sequence it saw; every document must start without that memory."""
+    for m in model.modules():
+        if getattr(m, "rope_type", "") == "dynamic":
+            m.max_seq_len_cached = m.original_max_seq_len
+            m.register_buffer("inv_freq", m.original_inv_freq.clone(), persistent=False)
+
+
 def losses(model, b):
     """Sum over documents of weight * cross-entropy over the sum of weights, one document at a time."""
     cu, total = b["cu_seqlens"].tolist(), b["loss_weights"].sum()
     for s, e in zip(cu[:-1], cu[1:]):
         if b["loss_weights"][s:e].sum() == 0:
             continue
+        forget_lengths(model)
         z = model(input_ids=b["input_ids"][s:e].long()[None], use_cache=False).logits[0].float()
         ce = torch.nn.functional.cross_entropy(z, b["labels"][s:e].long(), reduction="none", ignore_index=-100)
         yield (ce * b["loss_weights"][s:e]).sum() / total
@@ -209,6 +218,7 @@ def one(name, over, lora, extra):
         weights = max(off(mine[n], p) for n, p in want.items() if p.requires_grad)
         with torch.no_grad():
             ids = b["input_ids"][: b["cu_seqlens"][1]].long()[None]
+            forget_lengths(model)
             reloaded = off(again.eval()(ids).logits, model.eval()(ids).logits)
             merged = None
             if lora:

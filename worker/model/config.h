@@ -38,8 +38,8 @@ int model_config_read(struct model_config *c, const char *dir, const struct spec
 void model_config_release(struct model_config *c);
 /* The config.json to save: the one read, with dtype, rope and tied as they are now. The caller frees. */
 char *model_config_text(const struct model_config *c, enum dtype dt, bool tied);
-/* inv_freq [D/2] for a longest document of `longest` tokens (dynamic depends on it) and the factor of cos and sin. In f64. */
-void model_config_rope(const struct model_config *c, int64_t longest, double *inv_freq, double *factor);
+/* inv_freq [D/2] for a document of `length` tokens (dynamic depends on it) and the factor of cos and sin. In f64. */
+void model_config_rope(const struct model_config *c, int64_t length, double *inv_freq, double *factor);
 /* DT_F32 or DT_BF16 from the spec's torch_dtype. */
 enum dtype spec_dtype(const struct spec *spec);
 

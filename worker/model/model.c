@@ -140,25 +140,44 @@ static int cut_row(struct model *m, const struct row *row)
     return OK;
 }
 
-static int send_row(struct model *m, int64_t longest)
+/* cos and sin of tokens [i, i+n), with the frequencies of a document of `longest` tokens. */
+static int rotate_as(struct model *m, int64_t longest, int64_t i, int64_t n)
 {
-    const struct kernel_ops *ops = m->ops;
-    int64_t N = m->Tl, half = m->c->D / 2;
+    int64_t half = m->c->D / 2;
     double factor, *f64 = xmalloc((unsigned long)half * sizeof *f64);
     float *f32 = xmalloc((unsigned long)half * sizeof *f32);
     model_config_rope(m->c, longest, f64, &factor);
-    for (int64_t i = 0; i < half; i++) f32[i] = (float)f64[i];
-    struct { void *dst; const void *src; int64_t bytes; } copies[] = {
-        { m->ids, m->h_ids, N * 4 }, { m->labels, m->h_labels, N * 4 }, { m->pos, m->h_pos, N * 4 }, { m->weights, m->h_weights, N * 4 }, { m->inv_freq, f32, half * 4 },
-    };
-    int rc = OK;
-    for (size_t i = 0; i < sizeof copies / sizeof copies[0] && rc == OK; i++)
-        rc = model_op(m, "copy", ops->copy(m->s, copies[i].dst, copies[i].src, (size_t)copies[i].bytes));
-    if (rc == OK) rc = model_op(m, "rope table", ops->rope_table(m->s, m->cos, m->sin, m->pos, m->inv_freq, N, m->c->D, (float)factor));
-    if (rc == OK) rc = ops->stream_wait(m->s, m->err);      /* f32 goes away */
+    for (int64_t k = 0; k < half; k++) f32[k] = (float)f64[k];
+    int rc = model_op(m, "copy", m->ops->copy(m->s, m->inv_freq, f32, (size_t)half * sizeof *f32));
+    if (rc == OK) rc = model_op(m, "rope table", m->ops->rope_table(m->s, m->cos + i * half, m->sin + i * half, m->pos + i, m->inv_freq, n, m->c->D, (float)factor));
+    if (rc == OK) rc = m->ops->stream_wait(m->s, m->err);       /* f32 goes away */
     free(f64);
     free(f32);
     return rc;
+}
+
+/* Dynamic scaling looks at a sequence's length, and a packed row must equal its documents one by one: each longer than the
+ * original length has frequencies of its own. */
+static int rotate_long_documents(struct model *m, const struct row *row)
+{
+    for (int64_t i = 0, d = 0; i < m->Tl;) {
+        while (row->cu[d + 1] <= m->index[i]) d++;              /* local order is ascending */
+        int64_t n = 1, len = row->cu[d + 1] - row->cu[d];
+        while (i + n < m->Tl && m->index[i + n] < row->cu[d + 1]) n++;
+        if (len > m->c->max_positions) TRY(rotate_as(m, len, i, n));
+        i += n;
+    }
+    return OK;
+}
+
+static int send_row(struct model *m, const struct row *row)
+{
+    int64_t N = m->Tl;
+    struct { void *dst; const void *src; } copies[] = { { m->ids, m->h_ids }, { m->labels, m->h_labels }, { m->pos, m->h_pos }, { m->weights, m->h_weights } };
+    for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++)
+        TRY(model_op(m, "copy", m->ops->copy(m->s, copies[i].dst, copies[i].src, (size_t)N * 4)));
+    TRY(rotate_as(m, 0, 0, N));
+    return m->c->rope.type == ROPE_DYNAMIC ? rotate_long_documents(m, row) : OK;
 }
 
 int model_row(struct model *m, const struct row *row, struct error *err)
@@ -174,9 +193,7 @@ int model_row(struct model *m, const struct row *row, struct error *err)
     m->row_key = (uint64_t)row->epoch << 40 ^ (uint64_t)row->index;
     layout_index(&m->layout, m->mesh->r, m->mesh->u, m->index);
     TRY(cut_row(m, row));
-    int64_t longest = 0;
-    for (int64_t i = 0; i < row->n_docs; i++) if (row->cu[i + 1] - row->cu[i] > longest) longest = row->cu[i + 1] - row->cu[i];
-    TRY(send_row(m, longest));
+    TRY(send_row(m, row));
     for (int i = 0; i < 2; i++) if (m->attn[i]) TRY(attn_group_row(m->attn[i], m->s, &m->layout, m->cos, m->sin, err));
     return OK;
 }

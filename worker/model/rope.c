@@ -1,7 +1,7 @@
 /* rope.c - inverse frequencies of rotary embeddings, every type we read, in f64.
  *
- * Sources: linear: Chen et al. 2306.15595; dynamic: NTK-aware scaling as in transformers (stateless here: from the longest
- * document of the row, so that a row's angles do not depend on the rows before it); yarn: Peng et al. 2309.00071; llama3: the
+ * Sources: linear: Chen et al. 2306.15595; dynamic: NTK-aware scaling as in transformers (stateless here: from the
+ * document's own length, so that its angles depend on nothing that stands beside it or came before); yarn: Peng et al. 2309.00071; llama3: the
  * Llama 3.1 model card's formula. */
 #include <math.h>
 
@@ -50,13 +50,13 @@ static void llama3(const struct rope_config *p, int64_t D, double *f)
     }
 }
 
-void model_config_rope(const struct model_config *c, int64_t longest, double *inv_freq, double *factor)
+void model_config_rope(const struct model_config *c, int64_t length, double *inv_freq, double *factor)
 {
     const struct rope_config *p = &c->rope;
     double theta = p->theta, D = (double)c->D;
     *factor = 1;
     if (p->type == ROPE_DYNAMIC && c->D > 2) {
-        double len = fmax((double)longest, (double)c->max_positions);
+        double len = fmax((double)length, (double)c->max_positions);
         theta *= pow(p->factor * len / (double)c->max_positions - (p->factor - 1), D / (D - 2));
     }
     for (int64_t i = 0; i < c->D / 2; i++) inv_freq[i] = pow(theta, -2.0 * (double)i / D);

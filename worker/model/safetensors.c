@@ -210,7 +210,7 @@ static int open_index(struct safetensors *s, const char *dir, const char *index,
         free(path);
         if (rc != OK) goto out;
     }
-    qsort(s->v, (size_t)s->n, sizeof *s->v, by_name);
+    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, by_name);
     for (cJSON *e = map->child; e; e = e->next) {
         if (!safetensors_find(s, e->string)) {
             rc = error_set(err, E_INVALID, "%s: tensor %.200s is not in %s, where the index says it is", index, e->string, e->valuestring);
@@ -239,7 +239,7 @@ int safetensors_open(struct safetensors **out, const char *path, const char *ste
         free(index);
     }
     if (rc != OK) { safetensors_close(s); return rc; }
-    qsort(s->v, (size_t)s->n, sizeof *s->v, by_name);
+    if (s->n) qsort(s->v, (size_t)s->n, sizeof *s->v, by_name);
     *out = s;
     return OK;
 }
