@@ -23,13 +23,14 @@ struct cli {
     const struct verb *verb;
     char **args; int n_args;            /* what is no flag, in order */
     char **rest; int n_rest;            /* after "--" */
+    cJSON *axes;                        /* --grid: {field: [values]} */
     cJSON *fields;                      /* spec fields given as --field value or --set field=value */
     bool json, wait, follow, help, dry_run, once, force, new_run;
-    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *reason, *key, *output, *count, *cluster;
+    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *grid, *key, *output, *count, *cluster;
 };
 
 enum {      /* which flags a verb takes, besides --json and --help */
-    TAKES_SPEC = 1, TAKES_URL = 2, TAKES_WAIT = 4, TAKES_FOLLOW = 8, TAKES_FILTER = 16, TAKES_LOGS = 32, TAKES_INTERVAL = 64, TAKES_REASON = 128,
+    TAKES_SPEC = 1, TAKES_URL = 2, TAKES_WAIT = 4, TAKES_FOLLOW = 8, TAKES_FILTER = 16, TAKES_LOGS = 32, TAKES_INTERVAL = 64, TAKES_NAMES = 128, TAKES_RANK = 1024, TAKES_GRID = 2048,
     TAKES_CLUSTER = 512,
     TAKES_ANY = 256 /* everything after the verb is somebody else's: passed on */
 };
@@ -85,7 +86,7 @@ struct ending { const char *id, *state, *reason, *detail, *checkpoint, *job_dir;
 /* Prints it (one JSON object with --json) and returns the exit code for the state. */
 int cli_report(struct cli *c, const struct ending *e);
 
-/* verbs, one file per group: run.c, local.c (worker), jobs.c (daemon), monitor.c, import.c */
+/* verbs, one file per group: run.c, local.c (worker), jobs.c and resources.c (daemon), monitor.c, import.c */
 int verb_run(struct cli *c);
 int verb_local(struct cli *c);
 int verb_plan(struct cli *c);
@@ -97,6 +98,15 @@ int verb_show(struct cli *c);
 int verb_logs(struct cli *c);
 int verb_watch(struct cli *c);
 int verb_action(struct cli *c);
+int verb_clone(struct cli *c);
+int verb_view(struct cli *c);
+int verb_artifacts(struct cli *c);
+int verb_metrics(struct cli *c);
+int verb_compare(struct cli *c);
+int verb_delete(struct cli *c);
+int verb_secrets(struct cli *c);
+int verb_backup(struct cli *c);
+int verb_restore(struct cli *c);
 int verb_top(struct cli *c);
 int verb_monitor(struct cli *c);
 int verb_help(struct cli *c);

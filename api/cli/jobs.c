@@ -32,42 +32,94 @@ static int wait_for(struct cli *c, struct client *h, const char *id)
     return rc;
 }
 
+/* A made job's answer: its id, or followed to its end. */
+static int created(struct cli *c, struct client *h, cJSON **answer)
+{
+    const char *id = json_str(*answer, "id");
+    if (id == NULL) return cli_complain(c, CLI_FAILED, "the daemon's answer names no id");
+    if (c->wait) {
+        (void)fprintf(stderr, "%s\n", id);
+        return wait_for(c, h, id);
+    }
+    if (c->json) { cli_print_json(*answer); *answer = NULL; }
+    else (void)printf("%s\n", id);
+    return CLI_OK;
+}
+
+/* POST with an Idempotency-Key, which makes a second try after a cut connection safe. */
+static int post_once(struct cli *c, struct client *h, const char *path, const char *body, cJSON **answer)
+{
+    char nonce[33], *key;
+    unsigned char random[16];
+    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) abort();
+    for (int i = 0; i < 16; i++) (void)snprintf(nonce + 2 * i, 3, "%02x", random[i]);
+    key = xasprintf("Idempotency-Key: %s", c->key ? c->key : nonce);
+    int rc = remote_json(c, h, "POST", path, body, key, true, answer);
+    if (rc == CLI_UNREACHABLE) {
+        (void)usleep(500000);
+        rc = remote_json(c, h, "POST", path, body, key, false, answer);
+    }
+    free(key);
+    return rc;
+}
+
+static int submit_array(struct cli *c, struct client *h, cJSON *spec)
+{
+    cJSON *o = cJSON_CreateObject(), *answer;
+    (void)cJSON_AddItemToObject(o, "spec", cJSON_Duplicate(spec, true));
+    (void)cJSON_AddItemToObject(o, "grid", cJSON_Duplicate(c->axes, true));
+    char *body = json_line(o);
+    int rc = c->wait ? cli_complain(c, CLI_USAGE, "an array is not waited for; watch its jobs") : remote_json(c, h, "POST", "/v1/arrays", body, NULL, false, &answer);
+    if (rc == CLI_OK && c->json) cli_print_json(answer);
+    else if (rc == CLI_OK) {
+        const cJSON *jobs = json_get(answer, "jobs");
+        (void)printf("%s", json_str(answer, "id") ? json_str(answer, "id") : "?");
+        for (const cJSON *j = jobs ? jobs->child : NULL; j; j = j->next)
+            if (cJSON_IsString(j)) (void)printf(" %s", j->valuestring);
+        (void)printf("\n");
+        cJSON_Delete(answer);
+    }
+    cJSON_Delete(o);
+    free(body);
+    return rc;
+}
+
 int verb_submit(struct cli *c)
 {
     cJSON *spec = NULL, *answer = NULL;
     int rc = cli_spec_json(c, &spec);
     if (rc != CLI_OK) return rc;
     struct client *h = remote_open(c);
-    char *body = json_line(spec), *key, nonce[33];
-    unsigned char random[16];
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) abort();
-    for (int i = 0; i < 16; i++) (void)snprintf(nonce + 2 * i, 3, "%02x", random[i]);
-    key = xasprintf("Idempotency-Key: %s", c->key ? c->key : nonce);
-    if (c->dry_run) rc = remote_json(c, h, "POST", "/v1/jobs:validate", body, NULL, false, &answer);
-    else {
-        rc = remote_json(c, h, "POST", "/v1/jobs", body, key, true, &answer);       /* the key makes a second try safe */
-        if (rc == CLI_UNREACHABLE) {
-            (void)usleep(500000);
-            rc = remote_json(c, h, "POST", "/v1/jobs", body, key, false, &answer);
-        }
-    }
-    if (rc == CLI_OK && c->dry_run) {
-        if (c->json) { cli_print_json(answer); answer = NULL; }
-        else (void)printf("the daemon would take it\n");
-    } else if (rc == CLI_OK) {
-        const char *id = json_str(answer, "id");
-        if (id == NULL) rc = cli_complain(c, CLI_FAILED, "the daemon's answer names no id");
-        else if (c->wait) {
-            (void)fprintf(stderr, "%s\n", id);
-            rc = wait_for(c, h, id);
-        } else if (c->json) { cli_print_json(answer); answer = NULL; }
-        else (void)printf("%s\n", id);
+    char *body = json_line(spec);
+    if (c->axes) rc = submit_array(c, h, spec);
+    else if (c->dry_run) {
+        rc = remote_json(c, h, "POST", "/v1/jobs:validate", body, NULL, false, &answer);
+        if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }
+        else if (rc == CLI_OK) (void)printf("the daemon would take it\n");
+    } else {
+        rc = post_once(c, h, "/v1/jobs", body, &answer);
+        if (rc == CLI_OK) rc = created(c, h, &answer);
     }
     cJSON_Delete(answer);
     cJSON_Delete(spec);
     client_free(h);
-    free(key);
     free(body);
+    return rc;
+}
+
+int verb_clone(struct cli *c)
+{
+    cJSON *answer = NULL;
+    char cwd[4096];
+    struct client *h = remote_open(c);
+    if (getcwd(cwd, sizeof cwd)) cli_absolute_paths(c->fields, cwd);
+    char *body = c->fields ? json_line(c->fields) : xstrdup("{}"), *path = job_path(c->args[0], "/clone");
+    int rc = post_once(c, h, path, body, &answer);
+    if (rc == CLI_OK) rc = created(c, h, &answer);
+    cJSON_Delete(answer);
+    client_free(h);
+    free(body);
+    free(path);
     return rc;
 }
 
@@ -116,8 +168,36 @@ static void print_members(const cJSON *j, const char *const *names, int n)
     }
 }
 
+/* An array of jobs: one line for each member. */
+static int show_array(struct cli *c)
+{
+    cJSON *a;
+    struct client *h = remote_open(c);
+    char *id = client_escape(c->args[0]), *path = xasprintf("/v1/arrays/%s", id);
+    int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &a);
+    if (rc == CLI_OK && c->json) { cli_print_json(a); a = NULL; }
+    else if (rc == CLI_OK) {
+        const cJSON *jobs = json_get(a, "jobs");
+        for (const cJSON *j = jobs ? jobs->child : NULL; j; j = j->next) {
+            char *values = json_line(json_get(j, "values"));
+            double loss;
+            (void)printf("%-8s %-10s %4.0f/%-6.0f", json_str(j, "id"), json_str(j, "state"), json_num(j, "step", 0), json_num(j, "max_steps", 0));
+            if (json_number(json_get(json_get(j, "summary"), "loss"), &loss)) (void)printf(" loss %.4f", loss);
+            (void)printf("  %s\n", values);
+            free(values);
+        }
+    }
+    cJSON_Delete(a);
+    client_free(h);
+    free(id);
+    free(path);
+    return rc;
+}
+
 int verb_show(struct cli *c)
 {
+    if (c->args[0][0] == 'a') return show_array(c);
+
     static const char *const about[] = { "id", "name", "state", "desired", "reason", "detail", "step", "max_steps", "attempt", "restarts", "ranks", "device", "priority",
         "created_at", "started_at", "ended_at", "checkpoint", "output_dir" };
     static const char *const now[] = { "loss", "tokens_per_s", "comm_share", "eta_s", "grad_norm", "learning_rate" };
@@ -166,12 +246,10 @@ int verb_watch(struct cli *c)
 
 int verb_action(struct cli *c)
 {
-    cJSON *answer, *body = cJSON_CreateObject();
+    cJSON *answer;
     struct client *h = remote_open(c);
     char *more = xasprintf("/%s", c->verb->name), *path = job_path(c->args[0], more);
-    if (c->reason) json_add_str(body, "reason", c->reason);
-    char *text = json_line(body);
-    int rc = remote_json(c, h, "POST", path, text, NULL, false, &answer);
+    int rc = remote_json(c, h, "POST", path, "{}", NULL, false, &answer);
     if (rc == CLI_OK && c->wait) {
         cJSON *job = NULL;
         rc = remote_watch(c, h, c->args[0], &job);
@@ -185,9 +263,7 @@ int verb_action(struct cli *c)
         answer = NULL;
     } else if (rc == CLI_OK) (void)printf("%s %s\n", json_str(answer, "id") ? json_str(answer, "id") : c->args[0], json_str(answer, "state") ? json_str(answer, "state") : "?");
     cJSON_Delete(answer);
-    cJSON_Delete(body);
     client_free(h);
-    free(text);
     free(path);
     free(more);
     return rc;

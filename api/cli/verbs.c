@@ -17,8 +17,9 @@ const struct verb verbs[] = {
     { "plan", "SPEC.json", "memory of every rank and all problems, without starting anything", verb_plan, TAKES_SPEC | TAKES_CLUSTER, 0, 1,
       "Exact: the plan is what the ranks will allocate. Exit code 2 if the job would be refused.\n"
       "--cluster FILE estimates instead, by formulas, for 8 to 4,096 GPUs that need not exist (docs/cluster.md).\n" },
-    { "submit", "SPEC.json", "hand a job to the daemon", verb_submit, TAKES_SPEC | TAKES_URL | TAKES_WAIT, 0, 1,
-      "Prints the job's id. --wait follows it to its end and exits as `run` does. --key makes a repeat harmless.\n" },
+    { "submit", "SPEC.json", "hand a job to the daemon", verb_submit, TAKES_SPEC | TAKES_URL | TAKES_WAIT | TAKES_GRID, 0, 1,
+      "Prints the job's id. --wait follows it to its end and exits as `run` does. --key makes a repeat harmless.\n"
+      "--grid 'learning_rate=[1e-4,2e-4]' makes an array: one job for every combination, shown as one by `show`.\n" },
     { "list", "", "jobs, newest first", verb_list, TAKES_URL | TAKES_FILTER, 0, 0, "--state, --name and --limit narrow the list.\n" },
     { "show", "JOB", "one job: state, reason, attempts, ranks", verb_show, TAKES_URL, 1, 1, "" },
     { "logs", "JOB", "what the ranks printed", verb_logs, TAKES_URL | TAKES_FOLLOW | TAKES_LOGS, 1, 1, "-f follows until the job ends; --rank, --tail and --grep narrow it.\n" },
@@ -26,12 +27,27 @@ const struct verb verbs[] = {
     { "monitor", "[JOB]", "live table of ranks: memory, utilisation, communication, step", verb_monitor, TAKES_URL | TAKES_INTERVAL, 0, 1,
       "Without JOB the newest running one. Refreshed in place on a terminal, plain lines in a pipe; --once prints one table.\n" },
     { "top", "", "devices, running jobs and the queue", verb_top, TAKES_URL | TAKES_INTERVAL, 0, 0, "--once prints one table.\n" },
-    { "cancel", "JOB", "end a job", verb_action, TAKES_URL | TAKES_REASON | TAKES_WAIT, 1, 1, "" },
-    { "kill", "JOB", "end a job at once, without grace", verb_action, TAKES_URL | TAKES_REASON | TAKES_WAIT, 1, 1, "" },
+    { "cancel", "JOB", "end a job", verb_action, TAKES_URL | TAKES_WAIT, 1, 1, "" },
+    { "kill", "JOB", "end a job at once, without grace", verb_action, TAKES_URL | TAKES_WAIT, 1, 1, "" },
     { "pause", "JOB", "checkpoint, end, free the devices", verb_action, TAKES_URL | TAKES_WAIT, 1, 1, "" },
     { "resume", "JOB", "queue a paused job again", verb_action, TAKES_URL, 1, 1, "" },
     { "requeue", "JOB", "queue an ended job again", verb_action, TAKES_URL, 1, 1, "" },
     { "checkpoint", "JOB", "save a checkpoint now", verb_action, TAKES_URL, 1, 1, "" },
+    { "clone", "JOB", "submit a job again, with some fields changed", verb_clone, TAKES_SPEC | TAKES_URL | TAKES_WAIT, 1, 1, "" },
+    { "delete", "JOB", "remove an ended job and its folder", verb_delete, TAKES_URL, 1, 1, "" },
+    { "metrics", "JOB", "figures over steps", verb_metrics, TAKES_URL | TAKES_NAMES | TAKES_RANK, 1, 1, "" },
+    { "compare", "JOB JOB…", "fields in which jobs differ, and how they ended", verb_compare, TAKES_URL, 2, 10, "" },
+    { "checkpoints", "JOB", "checkpoints a job saved", verb_view, TAKES_URL, 1, 1, "" },
+    { "artifacts", "JOB [NAME]", "files in a job's output folder; with NAME the file itself on stdout", verb_artifacts, TAKES_URL, 1, 2, "" },
+    { "attempts", "JOB", "starts of a job and how each ended", verb_view, TAKES_URL, 1, 1, "" },
+    { "ranks", "JOB", "processes of a job", verb_view, TAKES_URL, 1, 1, "" },
+    { "events", "JOB", "what happened to a job, newest first", verb_view, TAKES_URL, 1, 1, "" },
+    { "queue", "", "waiting jobs and why they wait", verb_view, TAKES_URL, 0, 0, "" },
+    { "token", "[list | create NAME read|submit|admin | delete ID]", "tokens of the daemon; a new one is shown once", verb_secrets, TAKES_URL, 0, 3, "" },
+    { "webhook", "[list | create URL | test ID | delete ID]", "addresses that are told of job events", verb_secrets, TAKES_URL, 0, 2, "" },
+    { "audit", "", "who changed what", verb_view, TAKES_URL, 0, 0, "" },
+    { "backup", "", "copy the daemon's database while it runs", verb_backup, TAKES_URL, 0, 0, "" },
+    { "restore", "FILE", "put a backup in the database's place; the daemon must not run", verb_restore, TAKES_URL, 1, 1, "" },
     { "import", "swift -- COMMAND… | swift FILE.sh | llamafactory FILE.yaml", "turn another tool's command into a job spec", verb_import, 0, 1, 2,
       "Prints the spec and, for every flag, kept, translated, ignored (why) or unsupported (why). Nothing is dropped silently.\n"
       "  ringmaster import swift -- swift sft --model Qwen/Qwen2.5-7B --dataset d.jsonl --max_length 32768\n"
@@ -71,13 +87,15 @@ static const struct flag {
     { "--state", "STATE", TAKES_FILTER, offsetof(struct cli, state), "only jobs in this state" },
     { "--name", "TEXT", TAKES_FILTER, offsetof(struct cli, name), "only jobs with this name" },
     { "--limit", "N", TAKES_FILTER, offsetof(struct cli, limit), "at most so many (default 50)" },
-    { "--rank", "R", TAKES_LOGS, offsetof(struct cli, rank), "only this rank" },
+    { "--rank", "R", TAKES_LOGS | TAKES_RANK, offsetof(struct cli, rank), "only this rank" },
     { "--tail", "N", TAKES_LOGS, offsetof(struct cli, tail), "the last N lines" },
     { "--grep", "TEXT", TAKES_LOGS, offsetof(struct cli, grep), "only lines that contain it" },
     { "--interval", "S", TAKES_INTERVAL, offsetof(struct cli, interval), "seconds between refreshes (default 1)" },
     { "--once", NULL, TAKES_INTERVAL, offsetof(struct cli, once), "print once and leave" },
     { "--cluster", "FILE", TAKES_CLUSTER, offsetof(struct cli, cluster), "a cluster to estimate for (docs/cluster.md)" },
-    { "--reason", "TEXT", TAKES_REASON, offsetof(struct cli, reason), "kept with the job" },
+    { "--names", "A,B", TAKES_NAMES, offsetof(struct cli, name), "figures (default loss); see `ringmaster show JOB --json`" },
+    { "--points", "N", TAKES_NAMES, offsetof(struct cli, limit), "at most so many points a figure (default 1000)" },
+    { "--grid", "FIELD=[A,B]", TAKES_GRID, offsetof(struct cli, grid), "one job for every combination; may be given several times" },
 };
 enum { N_FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -257,6 +275,27 @@ static int take_field(struct cli *c, int argc, char **argv, int i)
     return used;
 }
 
+/* FIELD=[A,B] or FIELD=A,B: one axis of an array of jobs. */
+static int take_axis(struct cli *c, const char *text)
+{
+    const char *eq = strchr(text, '=');
+    char name[64] = "";
+    if (eq) (void)snprintf(name, sizeof name, "%.*s", (int)(eq - text < 60 ? eq - text : 60), text);
+    const struct field *f = spec_field(name);
+    if (f == NULL) return cli_complain(c, CLI_USAGE, "expected --grid FIELD=[A,B], a field of `ringmaster schema`");
+    cJSON *list = NULL;
+    if (eq[1] != '[' || json_parse(&list, eq + 1, strlen(eq + 1), &json_limits_request, NULL) != OK) {
+        char *copy = xstrdup(eq + 1);
+        list = cJSON_CreateArray();
+        for (char *save = NULL, *p = strtok_r(copy, ",", &save); p; p = strtok_r(NULL, ",", &save)) (void)cJSON_AddItemToArray(list, cli_field_value(f, p));
+        free(copy);
+    }
+    if (c->axes == NULL) c->axes = cJSON_CreateObject();
+    cJSON_DeleteItemFromObjectCaseSensitive(c->axes, name);
+    (void)cJSON_AddItemToObject(c->axes, name, list);
+    return CLI_OK;
+}
+
 static int take_args(struct cli *c, int argc, char **argv)
 {
     for (int i = 0; i < argc; i++) {
@@ -273,6 +312,7 @@ static int take_args(struct cli *c, int argc, char **argv)
         if (f && f->value) {
             const char *value = eq ? eq + 1 : i + 1 < argc ? argv[++i] : NULL;
             if (value == NULL) return cli_complain(c, CLI_USAGE, "%s needs a value: %s %s", a, f->name, f->value);
+            if (f->takes == TAKES_GRID && take_axis(c, value) != CLI_OK) return CLI_USAGE;
             *(const char **)((char *)c + f->at) = value;
             continue;
         }
@@ -312,6 +352,7 @@ int cli_main(int argc, char **argv)
     if (rc == CLI_OK && c.help) print_verb_help(c.verb);
     else if (rc == CLI_OK) rc = c.verb->run(&c);
     cJSON_Delete(c.fields);
+    cJSON_Delete(c.axes);
     free(c.args);
     if (fflush(stdout) != 0 && rc == CLI_OK) rc = CLI_FAILED;
     return rc;

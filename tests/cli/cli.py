@@ -194,6 +194,31 @@ def test_daemon_verbs(keeper):
         assert run("list", "--url", "http://127.0.0.1:1")[0] == UNREACHABLE
 
 
+def test_daemon_resources(keeper):
+    with Daemon(step_s="0.02") as d:
+        spec = place(max_steps=3)
+        assert d("submit", spec, "--wait")[0] == OK
+        code, out, err = d("clone", "j1", "--max_steps", "5", "--output_dir", os.path.join(os.path.dirname(spec), "two"), "--wait", "--json")
+        assert code == OK and json.loads(out)["steps"] == 5, (out, err)
+        assert re.search(r"max_steps +3 +5", d("compare", "j1", "j2")[1]), d("compare", "j1", "j2")
+        assert d("metrics", "j2", "--names", "loss")[1].splitlines()[-1] == "5\t1"
+        assert "succeeded" in d("attempts", "j1")[1] and "ended" in d("ranks", "j1")[1]
+        os.makedirs(os.path.join(os.path.dirname(spec), "out", "a b"))
+        open(os.path.join(os.path.dirname(spec), "out", "a b", "f"), "w").write("hello")
+        assert "a b/f" in d("artifacts", "j1")[1] and d("artifacts", "j1", "a b/f")[1] == "hello"
+        assert d("artifacts", "j1", "../spec.json")[0] == REFUSED
+        assert d("checkpoints", "j1")[0] == OK and d("queue")[0] == OK and "succeeded" in d("events", "j1")[1]
+        code, out, err = d("token", "create", "ci", "read")
+        assert code == OK and len(out) > 20, (out, err)
+        secret = out.strip()
+        assert run("list", "--url", d.url, "--token", secret)[0] == OK
+        assert run("cancel", "j1", "--url", d.url, "--token", secret)[0] == REFUSED
+        assert "ci" in d("token")[1] and secret not in d("audit")[1]
+        path = d("backup")[1].strip()
+        assert os.path.getsize(path) > 1000
+        assert d("delete", "j1")[0] == OK and d("show", "j1")[0] == REFUSED
+
+
 def test_followed_over_a_restart(keeper):
     with Daemon(step_s="0.05") as d:
         p = subprocess.Popen([R, "submit", place(max_steps=120), "--wait", "--json"], env={**os.environ, "RINGMASTER_HOME": d.home}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
