@@ -157,6 +157,7 @@ static inline void __threadfence_block() { gpusim::fence(); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline float __fdividef(float a, float b) { return a / b; }
 static inline uint32_t __float_as_uint(float f) { uint32_t u; memcpy(&u, &f, sizeof u); return u; }
+static inline float __int_as_float(int i) { float f; memcpy(&f, &i, sizeof f); return f; }
 static inline float __uint_as_float(uint32_t u) { float f; memcpy(&f, &u, sizeof f); return f; }
 static inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
 template <class T> static inline T __ldg(const T *p) { return *p; }
