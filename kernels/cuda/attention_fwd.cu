@@ -15,7 +15,7 @@ struct fwd_args {
 };
 
 template <int W, int BN, int WARPS, class OUT>
-static __global__ void __launch_bounds__(WARPS * 32) fwd_kernel(const fwd_args p)
+static __global__ void __launch_bounds__(WARPS * 32, 2) fwd_kernel(const fwd_args p)
 {
     constexpr int BM = WARPS * 16, N_THREADS = WARPS * 32;
     GPU_DYN_SHARED(char, shared);
@@ -56,6 +56,8 @@ static __global__ void __launch_bounds__(WARPS * 32) fwd_kernel(const fwd_args p
         attn_span span = walk.span;
         int64_t j0 = walk.j;
         bool edge = walk.edge();
+        block_mask mask = mask_of(m0 + span.diag - j0, p.window);
+        int keys = clamp_int(span.nk - j0);
         tile_load<W, N_THREADS>(tile_v, v + span.k0 * k_stride, k_stride, j0, span.nk, BN, p.D);
         cp_async_commit();
         cp_async_wait<1>();
@@ -91,8 +93,8 @@ static __global__ void __launch_bounds__(WARPS * 32) fwd_kernel(const fwd_args p
                 for (int e = 0; e < 2; e++) {
                     float x = s[j][2 * r + e] * p.scale_log2;
                     if (edge) {
-                        int64_t key = j0 + j * 8 + 2 * (lane % 4) + e;
-                        if (key >= span.nk || !visible(row[r], key, span.diag, p.window)) x = -CUDART_INF_F;
+                        int key = j * 8 + 2 * (lane % 4) + e;
+                        if (key >= keys || !visible(mask, key - (warp * 16 + lane / 4 + 8 * r))) x = -CUDART_INF_F;
                     }
                     s[j][2 * r + e] = x;
                     m = fmaxf(m, x);

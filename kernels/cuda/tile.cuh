@@ -68,8 +68,16 @@ __device__ __forceinline__ span_range range_of(const span_table &t, int tile)
     return t.ranges[low];
 }
 
-// Can query i see key j (both relative to their span)?
-__device__ __forceinline__ bool visible(int64_t i, int64_t j, int64_t diag, int64_t window) { return j <= i + diag && (window == 0 || j > i + diag - window); }
+// The mask of one block of keys against one block of queries, in 32 bits: key c and query i, counted from their blocks' first rows,
+// see each other iff bottom < c - i <= top. ahead = (global place of the first query) - (that of the first key).
+struct block_mask { int top, bottom; };
+__device__ __forceinline__ int clamp_int(int64_t x) { return x > (1 << 20) ? 1 << 20 : x < -(1 << 20) ? -(1 << 20) : (int)x; }
+__device__ __forceinline__ block_mask mask_of(int64_t ahead, int64_t window)
+{
+    block_mask m = { clamp_int(ahead), window ? clamp_int(ahead - window) : -(1 << 21) };
+    return m;
+}
+__device__ __forceinline__ bool visible(block_mask m, int distance) { return distance <= m.top && distance > m.bottom; }
 
 // Walks the key blocks of N rows that rows [m0, m1) of a query range can see, span after span.
 template <int N> struct key_walk {

@@ -1,0 +1,94 @@
+// attention.cu - the attention entries of the table: checks, what no span covers, delta, and which kernel runs.
+#include "kernels/cuda/attention.h"
+
+#include "kernels/cuda/common.cuh"
+
+static int check(struct stream *s, const char *op, enum dtype dt, struct attn_shape n)
+{
+    if (dt != DT_F32 && dt != DT_BF16) return cuda_refuse(s, "%s: type %s is not supported on CUDA", op, dtype_name(dt));
+    if (n.D < 1 || n.D > 256) return cuda_refuse(s, "%s: head width %lld, expected 1 to 256", op, (long long)n.D);
+    if (n.Hkv < 1 || n.H % n.Hkv != 0) return cuda_refuse(s, "%s: %lld query heads over %lld key heads, expected a multiple", op, (long long)n.H, (long long)n.Hkv);
+    if (n.H > 65535) return cuda_refuse(s, "%s: %lld heads, at most 65535 are taken", op, (long long)n.H);
+    if (n.window < 0) return cuda_refuse(s, "%s: window %lld, expected 0 or more", op, (long long)n.window);
+    return OK;
+}
+
+static bool flash_takes(enum dtype dt, struct attn_shape n) { return dt == DT_BF16 && n.D % 8 == 0; }
+
+template <class OUT> static __global__ void empty_rows_kernel(OUT *o, float *lse, int64_t n_o, int64_t n_lse)
+{
+    GRID_STRIDE(i, n_o) o[i] = from_float<OUT>(0.0f);
+    GRID_STRIDE(t, n_lse) lse[t] = -CUDART_INF_F;
+}
+
+// A warp per (t, h).
+template <class T, class OUT> static __global__ void delta_kernel(float *delta, const T *dout, const OUT *o, int64_t rows, int64_t H, int64_t D)
+{
+    int lane = (int)threadIdx.x % 32;
+    for (int64_t r = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; r < rows * H; r += (int64_t)gridDim.x * (THREADS / 32)) {
+        float sum = 0.0f;
+        for (int64_t d = lane; d < D; d += 32) sum += to_float(dout[r * D + d]) * to_float(o[r * D + d]);
+        for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        if (lane == 0) delta[r % H * rows + r / H] = sum;
+    }
+}
+
+static int64_t rows_covered(struct attn_spans spans)
+{
+    int64_t rows = 0;
+    for (int64_t i = 0; i < spans.n; i++)
+        if (i == 0 || spans.host[i].q0 != spans.host[i - 1].q0) rows += spans.host[i].nq;
+    return rows;
+}
+
+static int attn_fwd(struct stream *s, enum dtype dt, enum dtype dto, void *o, void *lse, const void *q, const void *k, const void *v, struct attn_shape n,
+                    struct attn_spans spans, bool merge, void *ws)
+{
+    int rc = check(s, "attn_fwd", dt, n);
+    if (rc != OK || n.Tq == 0) return rc;
+    if (dto != DT_F32 && (dto != dt || merge)) return cuda_refuse(s, "attn_fwd: types %s to %s%s are not supported", dtype_name(dt), dtype_name(dto), merge ? ", merging," : "");
+    if (!merge && rows_covered(spans) != n.Tq) {
+        int64_t elements = n.Tq * n.H * n.D;
+        cudaError_t e = dto == DT_F32 ? GPU_LAUNCH((empty_rows_kernel<float>), grid_for(elements), dim3(THREADS), 0, s->q, (float *)o, (float *)lse, elements, n.Tq * n.H)
+                                      : GPU_LAUNCH((empty_rows_kernel<gbf16>), grid_for(elements), dim3(THREADS), 0, s->q, (gbf16 *)o, (float *)lse, elements, n.Tq * n.H);
+        if ((rc = cuda_status(s, e, "attn_fwd")) != OK) return rc;
+    }
+    if (spans.n == 0) return OK;
+    return flash_takes(dt, n) ? flash_fwd(s, dto, o, (float *)lse, q, k, v, n, spans, merge, ws) : plain_fwd(s, dt, dto, o, (float *)lse, q, k, v, n, spans, merge, ws);
+}
+
+static int attn_delta(struct stream *s, enum dtype dt, enum dtype dto, void *delta, const void *dout, const void *o, int64_t T, int64_t H, int64_t D)
+{
+    if (T == 0) return OK;
+    dim3 grid = grid_for(T * H * 32);
+    if (dt == DT_BF16 && dto == DT_BF16)
+        return cuda_status(s, GPU_LAUNCH((delta_kernel<gbf16, gbf16>), grid, dim3(THREADS), 0, s->q, (float *)delta, (const gbf16 *)dout, (const gbf16 *)o, T, H, D), "attn_delta");
+    if (dto != DT_F32) return cuda_refuse(s, "attn_delta: types %s and %s are not supported", dtype_name(dt), dtype_name(dto));
+    return BY_TYPE(s, "attn_delta", dt,
+                   GPU_LAUNCH((delta_kernel<float, float>), grid, dim3(THREADS), 0, s->q, (float *)delta, (const float *)dout, (const float *)o, T, H, D),
+                   GPU_LAUNCH((delta_kernel<gbf16, float>), grid, dim3(THREADS), 0, s->q, (float *)delta, (const gbf16 *)dout, (const float *)o, T, H, D));
+}
+
+static int attn_bwd(struct stream *s, enum dtype dt, void *dq, void *dk, void *dv, const void *dout, const void *q, const void *k, const void *v,
+                    const void *lse, const void *delta, struct attn_shape n, struct attn_spans spans, void *ws)
+{
+    int rc = check(s, "attn_bwd", dt, n);
+    if (rc != OK || n.Tq == 0 || spans.n == 0) return rc;
+    if (flash_takes(dt, n)) return flash_bwd(s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
+    return plain_bwd(s, dt, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
+}
+
+static size_t attn_ws(enum dtype dt, struct attn_shape n, int64_t max_spans)
+{
+    (void)dt;
+    (void)n;
+    return 2 * span_table_bytes(max_spans);
+}
+
+extern "C" void cuda_fill_attention(struct kernel_ops *ops)
+{
+    ops->attn_fwd = attn_fwd;
+    ops->attn_delta = attn_delta;
+    ops->attn_bwd = attn_bwd;
+    ops->attn_ws = attn_ws;
+}
