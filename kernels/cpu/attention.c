@@ -5,6 +5,7 @@ static int bad_attention(struct stream *s, const char *op, struct attn_shape n)
 {
     if (n.D < 1 || n.D > ATTN_HEAD_MAX) return cpu_refuse(s, "%s: head width %lld, expected 1 to %d", op, (long long)n.D, ATTN_HEAD_MAX);
     if (n.Hkv < 1 || n.H % n.Hkv != 0) return cpu_refuse(s, "%s: %lld query heads over %lld key heads, expected a multiple", op, (long long)n.H, (long long)n.Hkv);
+    if (!(n.scale > 0.0f && isfinite(n.scale))) return cpu_refuse(s, "%s: scale %g, expected a positive number", op, (double)n.scale);
     if (n.window < 0) return cpu_refuse(s, "%s: window %lld, expected 0 or more", op, (long long)n.window);
     return OK;
 }

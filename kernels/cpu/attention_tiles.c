@@ -160,34 +160,29 @@ static bool look(struct window *w, const struct attn_span *s, int64_t t0, int64_
     return true;
 }
 
-/* s[0..KEYS) = exp(scale s - m'), m' = max(*m, the row's maximum); returns what older results are to be multiplied by. */
-static float softmax_row(float *s, int lo, int hi, float scale, float *m, float *l)
+/* What the mask hides of a row becomes `hidden`: by selection, whatever was there. */
+static inline void hide(float *s, int lo, int hi, float hidden)
 {
-    float mx = -INFINITY, sum = 0.0f;
-    if (lo == 0 && hi == KEYS) {
-        #pragma omp simd reduction(max:mx)
-        for (int j = 0; j < KEYS; j++) { float v = s[j] * scale; mx = v > mx ? v : mx; }
-    } else {
-        #pragma omp simd reduction(max:mx)
-        for (int j = 0; j < KEYS; j++) { float v = j >= lo && j < hi ? s[j] * scale : -INFINITY; mx = v > mx ? v : mx; }
-    }
-    float old = *m, up = old > mx ? old : mx;
+    for (int j = 0; j < lo; j++) s[j] = hidden;
+    for (int j = hi; j < KEYS; j++) s[j] = hidden;
+}
+
+/* s[0..KEYS) = exp(scale s - m'), m' = max(*m, the row's maximum); l, the sum by lanes, follows. Returns what older results are to
+ * be multiplied by. */
+static inline float softmax_row(float *s, float scale, float *m, vf *l)
+{
+    vf *v = (vf *)(void *)s, mx = v[0];
+    for (int c = 1; c < KEYS / VL; c++) mx = max_lanes(v[c], mx);
+    float old = *m, top = max_of(mx) * scale, up = old > top ? old : top;
     if (up == -INFINITY) up = 0.0f;                     /* every logit is -inf: all weights 0, not NaN */
-    if (lo == 0 && hi == KEYS) {
-        #pragma omp simd reduction(+:sum)
-        for (int j = 0; j < KEYS; j++) { float p = exp_f32(s[j] * scale - up); s[j] = p; sum += p; }
-    } else {
-        #pragma omp simd reduction(+:sum)
-        for (int j = 0; j < KEYS; j++) {
-            float p = exp_f32(s[j] * scale - up);
-            p = j >= lo && j < hi ? p : 0.0f;
-            s[j] = p;
-            sum += p;
-        }
-    }
     float fix = old == up ? 1.0f : exp_f32(old - up);
+    vf sum = *l * SPLAT(fix);
+    for (int c = 0; c < KEYS / VL; c++) {
+        v[c] = exp_lanes(v[c] * SPLAT(scale) - SPLAT(up));
+        sum += v[c];
+    }
     *m = up;
-    *l = *l * fix + sum;
+    *l = sum;
     return fix;
 }
 
@@ -209,20 +204,21 @@ static void store_row(const struct problem *x, const struct out *out, int64_t t,
 static void tile_fwd(const struct problem *x, const struct out *out, const struct group *g, int64_t t0, int64_t h)
 {
     _Alignas(64) float q[ROWS * WIDTH], acc[ROWS * WIDTH], s[ROWS * KEYS];
-    float m[ROWS], l[ROWS];
+    float m[ROWS];
+    vf l[ROWS];
     bool seen[ROWS] = { false };
     struct window w;
     int64_t rows = min64(ROWS, g->q0 + g->nq - t0), up = round_up(rows, MR), W = x->W, D = x->n.D, hk = h / x->G;
     for (int64_t r = 0; r < up; r++) {
         float *a = acc + r * W;
         m[r] = -INFINITY;
-        l[r] = 0.0f;
+        l[r] = SPLAT(0.0f);
         if (r < rows) load_row(q + r * W, x->dt, x->q, ((t0 + r) * x->n.H + h) * D, D, W);
         else memset(q + r * W, 0, (size_t)W * sizeof(float));
         memset(a, 0, (size_t)W * sizeof(float));
         if (r >= rows || !out->merge || !(out->lse[h * x->n.Tq + t0 + r] > -INFINITY)) continue;
         m[r] = out->lse[h * x->n.Tq + t0 + r];
-        l[r] = 1.0f;
+        l[r][0] = 1.0f;
         memcpy(a, (const float *)out->o + ((t0 + r) * x->n.H + h) * D, (size_t)D * sizeof(float));
     }
     for (const struct attn_span *sp = x->spans.host + g->first; sp < x->spans.host + g->first + g->n; sp++) {
@@ -237,7 +233,8 @@ static void tile_fwd(const struct problem *x, const struct out *out, const struc
                     continue;
                 }
                 seen[r] = true;
-                float fix = softmax_row(s + r * KEYS, w.lo[r], w.hi[r], x->n.scale, m + r, l + r);
+                if (!w.whole) hide(s + r * KEYS, w.lo[r], w.hi[r], -INFINITY);
+                float fix = softmax_row(s + r * KEYS, x->n.scale, m + r, l + r);
                 if (fix == 1.0f) continue;
                 #pragma omp simd
                 for (int64_t d = 0; d < W; d++) acc[r * W + d] *= fix;
@@ -247,8 +244,9 @@ static void tile_fwd(const struct problem *x, const struct out *out, const struc
     }
     for (int64_t r = 0; r < rows; r++) {
         if (out->merge && !seen[r]) continue;
-        bool any = l[r] != 0.0f;                        /* a NaN counts */
-        store_row(x, out, t0 + r, h, acc + r * W, any ? 1.0f / l[r] : 0.0f, any ? m[r] + logf(l[r]) : -INFINITY);
+        float sum = sum_of(l[r]);
+        bool any = sum != 0.0f;                         /* a NaN counts */
+        store_row(x, out, t0 + r, h, acc + r * W, any ? 1.0f / sum : 0.0f, any ? m[r] + logf(sum) : -INFINITY);
     }
 }
 
@@ -326,21 +324,15 @@ static void probabilities(struct scratch *b, const struct problem *x, int64_t t0
             continue;
         }
         float delta = x->delta[h * x->n.Tq + t0 + r];
-        int lo = w->lo[r], hi = w->hi[r];
-        if (lo == 0 && hi == KEYS) {
-            #pragma omp simd
-            for (int j = 0; j < KEYS; j++) {
-                float e = exp_f32(ps[j] * scale - lse);
-                ps[j] = e;
-                ds[j] = e * (ds[j] - delta) * scale;
-            }
-        } else {
-            #pragma omp simd
-            for (int j = 0; j < KEYS; j++) {
-                float e = exp_f32(ps[j] * scale - lse), d = e * (ds[j] - delta) * scale;
-                ps[j] = j >= lo && j < hi ? e : 0.0f;
-                ds[j] = j >= lo && j < hi ? d : 0.0f;
-            }
+        if (!w->whole) {
+            hide(ps, w->lo[r], w->hi[r], -INFINITY);
+            hide(ds, w->lo[r], w->hi[r], 0.0f);
+        }
+        #pragma omp simd
+        for (int j = 0; j < KEYS; j++) {
+            float e = exp_f32(ps[j] * scale - lse);
+            ps[j] = e;
+            ds[j] = e * (ds[j] - delta) * scale;
         }
     }
 }

@@ -60,12 +60,12 @@ static inline void block_done(enum dtype dt, void *y, int64_t at, const float *t
     if (dt == DT_BF16) narrow((bf16 *)y + at, tmp, n);
 }
 
-/* e^x to about 1 ulp; 0 below -87.3 (no denormals), finite up to +88.3, above that the value at 88.3. NaN stays NaN.
+/* e^x to about 1 ulp; 0 below -87.7 (no denormals), finite up to +88.3, above that the value at 88.3. NaN stays NaN.
  * Source: the classic Cephes split x = n ln2 + r with a degree-6 polynomial in r. */
 static inline float exp_f32(float x)
 {
     float t = x > 88.3f ? 88.3f : x;
-    t = t < -87.3f ? -87.3f : t;
+    t = t < -88.0f ? -88.0f : t;                        /* there n = -127, whose 2^n is made of zero bits: 0 */
     const float round = 12582912.0f;                    /* 1.5 * 2^23: adding it rounds to an integer */
     float shifted = t * 1.44269504088896341f + round;
     float n = shifted - round;
@@ -78,9 +78,7 @@ static inline float exp_f32(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    float two_n = f32_of_bits((f32_bits(shifted) << 23) + 0x3F800000u);   /* low bits of `shifted` hold n */
-    float y = p * two_n;
-    return x < -87.3f ? 0.0f : y;
+    return p * f32_of_bits((f32_bits(shifted) << 23) + 0x3F800000u);      /* the low bits of `shifted` hold n */
 }
 static inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 

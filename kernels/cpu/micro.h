@@ -8,6 +8,10 @@
 
 #include "kernels/cpu/isa.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #define SPLAT4(x) x, x, x, x
 #if defined(__AVX512F__)
 enum { VL = 16, NV = 4 };
@@ -23,6 +27,56 @@ enum { MR = 6 };
 
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef float vf_any __attribute__((vector_size(4 * VL), aligned(4), may_alias));     /* in memory, any alignment */
+
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+
+/* The larger of each lane. A NaN in b is kept, one in a is dropped. */
+static inline vf max_lanes(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    for (int i = 0; i < VL; i++) b[i] = a[i] > b[i] ? a[i] : b[i];
+    return b;
+#endif
+}
+static inline float max_of(vf v)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float m = v[0];
+    for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
+    return m;
+#endif
+}
+static inline float sum_of(vf v)
+{
+    float lane[VL], sum = 0.0f;
+    memcpy(lane, &v, sizeof lane);
+    for (int i = 0; i < VL; i++) sum += lane[i];
+    return sum;
+}
+
+/* exp_f32() by lanes, for x <= 0. */
+static inline vf exp_lanes(vf x)
+{
+    const vf round = SPLAT(12582912.0f), one = SPLAT(1.0f);
+    vf t = max_lanes(SPLAT(-88.0f), x);
+    vf shifted = t * SPLAT(1.44269504088896341f) + round, n = shifted - round, r = t - n * SPLAT(0.693359375f), p = SPLAT(1.9875691500e-4f);
+    r = r - n * SPLAT(-2.12194440e-4f);
+    p = p * r + SPLAT(1.3981999507e-3f);
+    p = p * r + SPLAT(8.3334519073e-3f);
+    p = p * r + SPLAT(4.1665795894e-2f);
+    p = p * r + SPLAT(1.6666665459e-1f);
+    p = p * r + SPLAT(5.0000001201e-1f);
+    p = p * (r * r) + r + one;
+    return p * (vf)(((vi)shifted << 23) + (vi)one);
+}
 
 /* One block of MR rows and nv vectors; nv, and which of a's strides is 1, are constants where this is inlined. Spelled out with one
  * variable per vector: gcc keeps a two-dimensional array of them in memory. */

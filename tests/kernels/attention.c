@@ -460,6 +460,8 @@ START_TEST(refusals_name_the_shape)
     ck_assert_ptr_nonnull(strstr(ops->error(s), "3 query heads over 2"));
     ck_assert_int_eq(ops->attn_fwd(s, DT_F32, DT_F32, NULL, NULL, NULL, NULL, NULL, (struct attn_shape){ 1, 1, 2, 2, 4096, 1.0f, 0 }, none, false, NULL), E_INVALID);
     ck_assert_ptr_nonnull(strstr(ops->error(s), "4096"));
+    ck_assert_int_eq(ops->attn_bwd(s, DT_F32, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, (struct attn_shape){ 1, 1, 2, 2, 64, 0.0f, 0 }, none, NULL), E_INVALID);
+    ck_assert_ptr_nonnull(strstr(ops->error(s), "scale"));
     ops->stream_free(s);
 }
 END_TEST

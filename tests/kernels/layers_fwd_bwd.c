@@ -1,5 +1,6 @@
 /* Token-local layers against f64: embedding, RMSNorm, bias, SwiGLU, RoPE, cross-entropy. Backward is checked against the
  * derivative written out in f64, not against forward differences. */
+#include "kernels/cpu/isa.h"
 #include "tests/kernels/common.h"
 
 static double tol_of(enum dtype dt) { return dt == DT_BF16 ? 6e-3 : 1e-6; }
@@ -229,8 +230,18 @@ START_TEST(cross_entropy_edges)
 }
 END_TEST
 
+START_TEST(exponential)
+{
+    double worst = 0;
+    for (float x = -87.3f; x < 88.3f; x += 0.00037f) worst = fmax(worst, fabs((double)exp_f32(x) / exp((double)x) - 1.0));
+    ck_assert_double_le(worst, 1.5e-7);                 /* 1 ulp is 1.2e-7 at worst */
+    ck_assert(exp_f32(0.0f) == 1.0f && exp_f32(-88.5f) == 0.0f && exp_f32(-INFINITY) == 0.0f && isnan(exp_f32(NAN)) && isfinite(exp_f32(INFINITY)));
+}
+END_TEST
+
 static void add_tests(TCase *tc)
 {
+    tcase_add_test(tc, exponential);
     tcase_add_loop_test(tc, embedding, 0, TABLES);
     tcase_add_loop_test(tc, rmsnorm, 0, TABLES);
     tcase_add_loop_test(tc, bias, 0, TABLES);
