@@ -43,6 +43,12 @@ def invisible(b):
     with open(f"{b.tmp}/looked/samples.jsonl") as f:
         samples = [json.loads(line) for line in f]
     assert [(s["step"], s["prompt"]) for s in samples] == [(k, p) for k in (2, 4, 6, 8) for p in ("the quick brown", "seven")], samples
+    texts = []
+    for name, n, fields in [("s1", 1, {}), ("s4", 4, dict(ulysses_size=2, ring_size=2)), ("sdp", 2, dict(sequence_parallel_size=1))]:
+        b.run(name, n, eval_steps=1, max_steps=1, learning_rate=0, val_dataset=[b.val], sample_prompts=["the quick brown", "x"], **fields)
+        with open(f"{b.tmp}/{name}/samples.jsonl") as f:
+            texts.append(f.read())
+    assert texts[0] == texts[1] == texts[2] and texts[0].count("\n") == 2, texts
     print("training is bit-identical with and without evaluation; samples:", repr(samples[-1]["text"][:40]))
 
 

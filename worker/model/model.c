@@ -262,12 +262,15 @@ int model_logits(struct model *m, int64_t from, int64_t n, float *out, struct er
     return head_logits(m, m->x_out, from, n, out);
 }
 
-int model_last_logits(struct model *m, float *logits, struct error *err)
+int model_last_logits(struct model *m, float *logits, bool *mine, struct error *err)
 {
-    if (m->P > 1) return error_set(err, E_UNSUPPORTED, "sampling runs on one rank, not on a group of %lld", (long long)m->P);
-    int64_t at = 0;                     /* one rank of one group may still hold the row in another order */
+    int64_t at = 0;
     while (at < m->Tl && m->index[at] != m->last_real) at++;
-    return model_logits(m, at, 1, logits, err);
+    *mine = at < m->Tl;
+    m->err = err;
+    m->train = false;
+    TRY(forward(m));
+    return *mine ? head_logits(m, m->x_out, at, 1, logits) : OK;
 }
 
 int model_zero_grads(struct model *m, struct error *err)

@@ -4,8 +4,8 @@
 
 #include "worker/train/run.h"
 
-/* Continues every prompt and appends {"step","prompt","text"} to <output_dir>/samples.jsonl, and tells it as an event. Only on rank 0 and
- * where one rank holds a whole row; elsewhere it does nothing. Changes nothing training can see. */
+/* Continues every prompt; rank 0 appends {"step","prompt","text"} to <output_dir>/samples.jsonl and tells it as an event. Collective over the first
+ * data-parallel group; the others do nothing. Changes nothing training can see. */
 int sample_log(struct run *r, struct error *err);
 
 #endif
