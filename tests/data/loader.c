@@ -263,6 +263,65 @@ START_TEST(split_sets_aside_whole_samples)
 }
 END_TEST
 
+START_TEST(streaming_gives_the_same_documents)
+{
+    char *path = data_file();
+    int64_t want[200], n_want = 0;
+    struct spec s;
+    struct loader *l;
+    struct loader_info info;
+    const struct row *r;
+    struct error err = { 0 };
+    make_spec(&s, path, ",\"packing\":true");
+    ck_assert_int_eq(loader_open(&l, &s, 0, 1, 1, NULL, NULL, NULL), OK);
+    loader_info(l, &info);
+    for (int64_t k = 0; k < info.micro_per_epoch; k++) { ck_assert_int_eq(loader_next(l, &r, NULL), OK); n_want += fingerprints(r, want + n_want); }
+    qsort(want, (size_t)n_want, sizeof *want, by_value);
+    loader_close(l);
+    spec_release(&s);
+    make_spec(&s, path, ",\"packing\":true,\"streaming\":true");
+    ck_assert_int_eq(loader_open(&l, &s, 0, 1, 1, NULL, NULL, &err), E_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.text, "max_steps"));
+    spec_release(&s);
+    make_spec(&s, path, ",\"packing\":true,\"streaming\":true,\"max_steps\":5");
+    for (int ranks = 1; ranks <= 3; ranks++)
+        for (int epoch = 0; epoch < 2; epoch++) {
+            int64_t got[400], n = 0;
+            for (int rank = 0; rank < ranks; rank++) {
+                ck_assert_msg(loader_open(&l, &s, rank, ranks, 2, NULL, NULL, &err) == OK, "%s", err.text);
+                int64_t max_T, max_docs;
+                loader_bounds(l, &max_T, &max_docs);
+                for (;;) {
+                    ck_assert_int_eq(loader_next(l, &r, NULL), OK);
+                    check_row(r, 2);
+                    ck_assert(r->T <= max_T && r->n_docs <= max_docs);
+                    if (r->epoch > epoch) break;
+                    if (r->epoch == epoch) n += fingerprints(r, got + n);
+                }
+                loader_close(l);
+            }
+            qsort(got, (size_t)n, sizeof *got, by_value);
+            ck_assert_int_eq(n, n_want);
+            ck_assert_int_eq(memcmp(got, want, (size_t)n * sizeof *got), 0);
+        }
+    struct loader *through;
+    const struct row *q;
+    ck_assert_int_eq(loader_open(&l, &s, 0, 1, 1, NULL, NULL, NULL), OK);
+    ck_assert_int_eq(loader_open(&through, &s, 0, 1, 1, NULL, NULL, NULL), OK);
+    for (int64_t k = 0; k < 100; k++) ck_assert_int_eq(loader_next(through, &q, NULL), OK);
+    ck_assert_int_eq(loader_seek(l, 99, NULL), OK);
+    ck_assert_int_eq(loader_next(l, &r, NULL), OK);
+    ck_assert(r->T == q->T && memcmp(r->ids, q->ids, (size_t)r->T * sizeof *r->ids) == 0);
+    ck_assert_int_eq(loader_seek(l, 3, NULL), OK);
+    ck_assert_int_eq(loader_next(l, &r, NULL), OK);
+    ck_assert_int_eq(r->index, 3);
+    loader_close(l);
+    loader_close(through);
+    spec_release(&s);
+    free(path);
+}
+END_TEST
+
 START_TEST(damaged_cache_is_not_believed)
 {
     char *path = data_file(), *cmd = xasprintf("ls %s/c/*.tokens > %s/list", folder, folder), *list = xasprintf("%s/list", folder), *name, *cached = xasprintf(",\"cached_dataset\":\"%s/c\"", folder);
@@ -313,6 +372,7 @@ int main(void)
     tcase_add_test(t, end_of_turn_is_trained_though_pad_is_eos);
     tcase_add_test(t, long_documents);
     tcase_add_test(t, split_sets_aside_whole_samples);
+    tcase_add_test(t, streaming_gives_the_same_documents);
     tcase_add_test(t, damaged_cache_is_not_believed);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

@@ -3,7 +3,8 @@
  * Open: index the files, choose the evaluation split, tokenize (or map the cache), pack. Then a thread of its own copies the next
  * micro-batch together while the engine works on the last one; two slots take turns.
  * Order of an epoch: the packed rows, permuted by (seed, epoch). Rank d of D takes rows d, d+D, … of it; D and the batch size never
- * change the order itself. Packing does not change between epochs. */
+ * change the order itself. Packing does not change between epochs.
+ * Streaming tokenizes as it goes: samples in the order of (seed, epoch), packed a window at a time, epochs joined without a seam. */
 #include "worker/data/loader.h"
 
 #include <assert.h>
@@ -24,6 +25,23 @@
 
 #define CACHE_VERSION 1
 
+#define WINDOW_SAMPLES 1024         /* streaming packs so many at a time, or so many rows' worth of tokens */
+#define WINDOW_ROWS 64
+#define THREADS_MAX 16
+#define ROUND 32                    /* samples a tokenizing thread takes at once */
+
+/* Streaming: the window of documents that rows come from now. Only the builder touches it. */
+struct stream {
+    struct dataset *dataset;
+    int64_t *list, n;               /* the samples to train, and how many */
+    int64_t *order, epoch, at;      /* their order in this epoch, and the next one to tokenize */
+    struct corpus window;
+    struct packing rows;
+    int64_t *row_order, row;        /* rows of the window already passed */
+    int64_t passed, window_number;  /* rows passed since the very first; windows since then */
+    bool any;                       /* this epoch gave a row */
+};
+
 struct slot { struct row row; int64_t cap_T, cap_docs; int rc; struct error err; };
 
 struct loader {
@@ -32,6 +50,9 @@ struct loader {
     struct tokenizer *tok;
     struct chat_template *tmpl;
     struct corpus train, val;
+    struct stream stream;
+    bool streaming;
+    int threads;
     struct packing rows, val_rows;
     int64_t *row_tokens;                /* [rows.n_rows] */
     int64_t max_length, batch, multiple, micro_per_epoch;
@@ -77,36 +98,42 @@ static void slot_release(struct slot *s)
     free(s->row.cu);
 }
 
-/* Puts rows r[0..n) one after another into s, and padding behind them up to a multiple. */
-static void build_row(const struct loader *l, struct slot *s, const struct corpus *c, const struct packing *p, const int64_t *r, int64_t n)
+static void begin_row(struct slot *s)
 {
-    int64_t real = 0, docs = 0, t = 0;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = p->first[r[i]]; k < p->first[r[i] + 1]; k++) { real += c->docs[p->docs[k]].n_ids; docs++; }
-    int64_t T = real == 0 ? l->multiple : round_up(real, l->multiple);
+    slot_room(s, 1, 1);
+    s->row.T = s->row.n_docs = s->row.tokens_real = s->row.tokens_trained = 0;
+    s->row.weight_sum = 0.0;
+    s->row.cu[0] = 0;
+}
+
+static void add_row(struct slot *s, const struct corpus *c, const struct packing *p, int64_t r)
+{
     struct row *row = &s->row;
-    int32_t pad = tokenizer_pad(l->tok);
-    slot_room(s, T, docs + 1);
-    row->T = T;
-    row->n_docs = 0;
-    row->tokens_real = real;
-    row->tokens_trained = 0;
-    row->weight_sum = 0.0;
-    row->cu[0] = 0;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = p->first[r[i]]; k < p->first[r[i] + 1]; k++) {
-            const struct document *d = &c->docs[p->docs[k]];
-            memcpy(row->ids + t, c->ids + d->id0, (size_t)d->n_ids * sizeof *row->ids);
-            corpus_labels(c, p->docs[k], row->labels + t, row->weights + t);
-            for (int32_t j = 0; j < d->n_ids; j++) {
-                row->positions[t + j] = j;
-                if (row->labels[t + j] == -100) continue;
-                row->tokens_trained++;
-                row->weight_sum += (double)row->weights[t + j];
-            }
-            t += d->n_ids;
-            row->cu[++row->n_docs] = t;
+    int64_t t = row->T, more = 0;
+    for (int64_t k = p->first[r]; k < p->first[r + 1]; k++) more += c->docs[p->docs[k]].n_ids;
+    slot_room(s, t + more, row->n_docs + p->first[r + 1] - p->first[r] + 1);
+    for (int64_t k = p->first[r]; k < p->first[r + 1]; k++) {
+        const struct document *d = &c->docs[p->docs[k]];
+        memcpy(row->ids + t, c->ids + d->id0, (size_t)d->n_ids * sizeof *row->ids);
+        corpus_labels(c, p->docs[k], row->labels + t, row->weights + t);
+        for (int32_t j = 0; j < d->n_ids; j++) {
+            row->positions[t + j] = j;
+            if (row->labels[t + j] == -100) continue;
+            row->tokens_trained++;
+            row->weight_sum += (double)row->weights[t + j];
         }
+        t += d->n_ids;
+        row->cu[++row->n_docs] = t;
+    }
+    row->T = row->tokens_real = t;
+}
+
+static void end_row(const struct loader *l, struct slot *s)     /* padding up to a multiple, as a document of its own */
+{
+    struct row *row = &s->row;
+    int64_t t = row->T, T = t == 0 ? l->multiple : round_up(t, l->multiple);
+    int32_t pad = tokenizer_pad(l->tok);
+    slot_room(s, T, row->n_docs + 1);
     for (int64_t j = t; j < T; j++) {
         row->ids[j] = pad >= 0 ? pad : 0;
         row->labels[j] = -100;
@@ -114,6 +141,7 @@ static void build_row(const struct loader *l, struct slot *s, const struct corpu
         row->weights[j] = 0.0f;
     }
     if (t < T) row->cu[++row->n_docs] = T;
+    row->T = T;
 }
 
 static void order_for(struct loader *l, int64_t epoch)
@@ -126,18 +154,110 @@ static void order_for(struct loader *l, int64_t epoch)
 
 static void build(struct loader *l, struct slot *s, int64_t micro)
 {
-    int64_t epoch = micro / l->micro_per_epoch, k = micro % l->micro_per_epoch, n = 0;
-    int64_t *mine = xmalloc((size_t)l->batch * sizeof *mine);
+    int64_t epoch = micro / l->micro_per_epoch, k = micro % l->micro_per_epoch;
     order_for(l, epoch);
+    begin_row(s);
+    s->row.epoch = epoch;
+    s->row.index = -1;
+    for (int64_t b = l->batch - 1; b >= 0; b--) {               /* downwards, so that index ends as the first row's */
+        int64_t at = (k * l->batch + b) * l->dp_size + l->dp_rank;
+        if (at < l->rows.n_rows) s->row.index = l->order[at];
+    }
     for (int64_t b = 0; b < l->batch; b++) {
         int64_t at = (k * l->batch + b) * l->dp_size + l->dp_rank;
-        if (at < l->rows.n_rows) mine[n++] = l->order[at];
+        if (at < l->rows.n_rows) add_row(s, &l->train, &l->rows, l->order[at]);
     }
-    build_row(l, s, &l->train, &l->rows, mine, n);
-    s->row.epoch = epoch;
-    s->row.index = n ? mine[0] : -1;
+    end_row(l, s);
     s->rc = OK;
-    free(mine);
+}
+
+/* --- streaming --- */
+
+static void pack_corpus(const struct loader *l, const struct corpus *c, struct packing *out);
+
+static void stream_epoch(struct loader *l, int64_t epoch)
+{
+    struct stream *m = &l->stream;
+    memcpy(m->order, m->list, (size_t)m->n * sizeof *m->order);
+    if (l->shuffle) order_shuffle(m->order, m->n, order_stream(l->seed, 'e', (uint64_t)epoch));
+    m->epoch = epoch;
+    m->at = 0;
+    m->any = false;
+}
+
+static void stream_forget(struct stream *m)
+{
+    corpus_release(&m->window);
+    packing_release(&m->rows);
+    free(m->row_order);
+    m->row_order = NULL;
+    m->row = 0;
+}
+
+/* Tokenizes and packs the next window. */
+static int stream_window(struct loader *l, struct error *err)
+{
+    struct stream *m = &l->stream;
+    struct encoded e = { 0 };
+    int rc = OK;
+    stream_forget(m);
+    while (m->window.n_docs == 0 && rc == OK) {
+        if (m->at == m->n) {
+            if (!m->any) { rc = error_set(err, E_INVALID, "dataset: empty dataset: none of its %lld samples leaves anything to train at max_length=%lld", (long long)m->n, (long long)l->max_length); break; }
+            stream_epoch(l, m->epoch + 1);
+        }
+        int64_t end = m->at + WINDOW_SAMPLES < m->n ? m->at + WINDOW_SAMPLES : m->n;
+        for (; m->at < end && m->window.n_ids < WINDOW_ROWS * l->max_length && rc == OK; m->at++) {
+            struct pool pool = { 0 };
+            struct sample s;
+            rc = dataset_sample(m->dataset, m->order[m->at], &pool, &s, err);
+            if (rc == OK && (rc = encode_sample(l->encoder, &s, &e, err)) != OK) (void)error_prefix(err, "%s:%lld", s.path, (long long)s.line);
+            if (rc == OK) corpus_add(&m->window, &e, s.is_text, m->order[m->at], l->max_length, l->truncation);
+            pool_release(&pool);
+        }
+    }
+    encoded_release(&e);
+    if (rc != OK) return rc;
+    m->any = true;
+    pack_corpus(l, &m->window, &m->rows);
+    m->row_order = xmalloc((size_t)m->rows.n_rows * sizeof *m->row_order);
+    for (int64_t i = 0; i < m->rows.n_rows; i++) m->row_order[i] = i;
+    if (l->shuffle) order_shuffle(m->row_order, m->rows.n_rows, order_stream(l->seed, 's', (uint64_t)m->window_number));
+    m->window_number++;
+    return OK;
+}
+
+/* Goes to row `want` of the endless sequence; back means from the beginning again. */
+static int stream_go(struct loader *l, int64_t want, struct error *err)
+{
+    struct stream *m = &l->stream;
+    if (want < m->passed) {
+        stream_forget(m);
+        stream_epoch(l, 0);
+        m->passed = m->window_number = 0;
+    }
+    while (want - m->passed >= m->rows.n_rows - m->row) {
+        m->passed += m->rows.n_rows - m->row;
+        int rc = stream_window(l, err);
+        if (rc != OK) return rc;
+    }
+    m->row += want - m->passed;
+    m->passed = want;
+    return OK;
+}
+
+static void build_stream(struct loader *l, struct slot *s, int64_t micro)
+{
+    begin_row(s);
+    s->rc = OK;
+    for (int64_t b = 0; b < l->batch && s->rc == OK; b++) {
+        int64_t want = (micro * l->batch + b) * l->dp_size + l->dp_rank;
+        s->rc = stream_go(l, want, &s->err);
+        if (s->rc != OK) return;
+        add_row(s, &l->stream.window, &l->stream.rows, l->stream.row_order[l->stream.row]);
+        if (b == 0) { s->row.epoch = l->stream.epoch; s->row.index = want; }
+    }
+    end_row(l, s);
 }
 
 static void *run(void *arg)
@@ -150,7 +270,8 @@ static void *run(void *arg)
         int64_t micro = l->next;
         struct slot *s = &l->slots[l->build_slot];
         (void)pthread_mutex_unlock(&l->lock);
-        build(l, s, micro);
+        if (l->streaming) build_stream(l, s, micro);
+        else build(l, s, micro);
         (void)pthread_mutex_lock(&l->lock);
         l->filled = true;
         (void)pthread_cond_broadcast(&l->changed);
@@ -194,7 +315,9 @@ int loader_val(struct loader *l, int64_t i, const struct row **row, struct error
 {
     if (i < 0 || i >= l->val_rows.n_rows)
         return error_set(err, E_INVALID, "evaluation row %lld of %lld", (long long)i, (long long)l->val_rows.n_rows);
-    build_row(l, &l->val_slot, &l->val, &l->val_rows, &i, 1);
+    begin_row(&l->val_slot);
+    add_row(&l->val_slot, &l->val, &l->val_rows, i);
+    end_row(l, &l->val_slot);
     l->val_slot.row.epoch = 0;
     l->val_slot.row.index = i;
     *row = &l->val_slot.row;
@@ -209,7 +332,7 @@ const struct tokenizer *loader_tokenizer(const struct loader *l) { return l->tok
 void loader_info(const struct loader *l, struct loader_info *out)
 {
     const struct corpus *c = &l->train;
-    *out = (struct loader_info){ .documents = c->n_docs, .documents_dropped = c->dropped_long + c->dropped_untrained,
+    *out = (struct loader_info){ .documents = l->streaming ? l->stream.n : c->n_docs, .documents_dropped = c->dropped_long + c->dropped_untrained,
                                  .rows_per_epoch = l->rows.n_rows, .micro_per_epoch = l->micro_per_epoch, .val_rows = l->val_rows.n_rows,
                                  .pad_id = tokenizer_pad(l->tok), .eos_id = tokenizer_eos(l->tok) };
     for (int64_t i = 0; i < c->n_docs; i++) {
@@ -230,6 +353,10 @@ void loader_bounds(const struct loader *l, int64_t *max_T, int64_t *max_docs)
 {
     /* any rows may meet in a micro-batch: the largest `batch` of each kind bound them all, in every epoch */
     int64_t n = l->rows.n_rows, T = 0, docs = 0;
+    if (l->streaming) {                                         /* nothing is known yet: what the rules allow */
+        T = l->batch * l->max_length;
+        docs = l->batch * (l->packing ? l->max_length / 2 : 1);
+    }
     int64_t *tokens = xmalloc((size_t)(n + 1) * sizeof *tokens), *counts = xmalloc((size_t)(n + 1) * sizeof *counts);
     for (int64_t r = 0; r < n; r++) { tokens[r] = l->row_tokens[r]; counts[r] = l->rows.first[r + 1] - l->rows.first[r]; }
     qsort(tokens, (size_t)n, sizeof *tokens, descending);
@@ -251,21 +378,67 @@ void loader_bounds(const struct loader *l, int64_t *max_T, int64_t *max_docs)
 
 struct progress { void (*call)(void *arg, const char *what, int64_t done, int64_t total); void *arg; };
 
+/* One thread's share of a round: samples from..to of the list, each into its own place. */
+struct share {
+    const struct loader *l;
+    const struct dataset *d;
+    const int64_t *list;
+    int64_t from, to;
+    struct encoded out[ROUND];
+    bool is_text[ROUND];
+    int64_t failed;             /* the sample that failed; -1 if none */
+    struct error err;
+    int rc;
+};
+
+static void *tokenize_share(void *arg)
+{
+    struct share *h = arg;
+    h->rc = OK;
+    h->failed = -1;
+    for (int64_t i = h->from; i < h->to; i++) {
+        struct pool pool = { 0 };
+        struct sample s;
+        h->rc = dataset_sample(h->d, h->list[i], &pool, &s, &h->err);
+        if (h->rc == OK && (h->rc = encode_sample(h->l->encoder, &s, &h->out[i - h->from], &h->err)) != OK) (void)error_prefix(&h->err, "%s:%lld", s.path, (long long)s.line);
+        h->is_text[i - h->from] = h->rc == OK && s.is_text;
+        pool_release(&pool);
+        if (h->rc != OK) { h->failed = i; break; }
+    }
+    return NULL;
+}
+
+/* In rounds: every thread takes the next few samples, then all results are added in order. The first bad sample is the one that is named. */
 static int tokenize(struct loader *l, const struct dataset *d, const int64_t *list, int64_t n, struct corpus *out,
                     const struct progress *p, struct error *err)
 {
-    struct encoded e = { 0 };
-    int rc = OK;
-    for (int64_t i = 0; i < n && rc == OK; i++) {
-        struct pool pool = { 0 };
-        struct sample s;
-        rc = dataset_sample(d, list[i], &pool, &s, err);
-        if (rc == OK && (rc = encode_sample(l->encoder, &s, &e, err)) != OK) (void)error_prefix(err, "%s:%lld", s.path, (long long)s.line);
-        if (rc == OK) corpus_add(out, &e, s.is_text, list[i], l->max_length, l->truncation);
-        pool_release(&pool);
-        if (p->call && (i % 16 == 0 || i + 1 == n)) p->call(p->arg, "tokenizing", i + 1, n);
+    int threads = l->threads, rc = OK;
+    struct share *share = xcalloc((size_t)threads, sizeof *share);
+    for (int64_t at = 0; at < n && rc == OK;) {
+        pthread_t id[THREADS_MAX];
+        bool own[THREADS_MAX];
+        int used = 0;
+        for (; used < threads && at < n; used++) {
+            struct share *h = &share[used];
+            h->l = l;
+            h->d = d;
+            h->list = list;
+            h->from = at;
+            at = h->to = at + ROUND < n ? at + ROUND : n;
+            own[used] = used > 0 && pthread_create(&id[used], NULL, tokenize_share, h) == 0;
+        }
+        for (int i = 0; i < used; i++) if (!own[i]) (void)tokenize_share(&share[i]);
+        for (int i = 0; i < used; i++) if (own[i]) (void)pthread_join(id[i], NULL);
+        for (int i = 0; i < used && rc == OK; i++) {
+            struct share *h = &share[i];
+            rc = h->rc;
+            if (rc != OK && err) *err = h->err;
+            for (int64_t k = h->from; k < h->to && rc == OK; k++) corpus_add(out, &h->out[k - h->from], h->is_text[k - h->from], list[k], l->max_length, l->truncation);
+        }
+        if (rc == OK && p->call) p->call(p->arg, "tokenizing", at, n);
     }
-    encoded_release(&e);
+    for (int i = 0; i < threads; i++) for (int k = 0; k < ROUND; k++) encoded_release(&share[i].out[k]);
+    free(share);
     return rc;
 }
 
@@ -402,7 +575,13 @@ int loader_open(struct loader **out, const struct spec *spec, int dp_rank, int d
     l->own_encoder.loss_scale = (enum loss_scale)loss_scale_named(spec->loss_scale);
     (void)pthread_mutex_init(&l->lock, NULL);
     (void)pthread_cond_init(&l->changed, NULL);
-    if (spec->streaming) { rc = error_set(err, E_UNSUPPORTED, "streaming is not built yet; leave it false"); goto out; }
+    l->streaming = spec->streaming;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    l->threads = cores < 1 ? 1 : cores > THREADS_MAX ? THREADS_MAX : (int)cores;
+    if (l->streaming && spec->max_steps < 1) {
+        rc = error_set(err, E_INVALID, "streaming needs max_steps of at least 1: how long an epoch is shows only at its end");
+        goto out;
+    }
     if ((rc = dataset_open(&d, &spec->dataset, spec->columns, spec->system, spec->dataset_shuffle, l->seed, err)) != OK) goto out;
     if (spec->val_dataset.n && (rc = dataset_open(&v, &spec->val_dataset, spec->columns, spec->system, spec->dataset_shuffle, l->seed, err)) != OK) goto out;
     if ((rc = tokenizer_open(&l->tok, spec->model, err)) != OK) goto out;
@@ -412,14 +591,19 @@ int loader_open(struct loader **out, const struct spec *spec, int dp_rank, int d
     l->encoder = &l->own_encoder;
 
     choose(spec, dataset_count(d), &train, &n_train, &val, &n_val);
-    if ((rc = get_corpus(l, spec, d, train, n_train, &l->train, &p, err)) != OK) goto out;
-    if (l->train.n_docs == 0) { rc = nothing_left(l, &l->train, "dataset", err); goto out; }
+    if (l->streaming) {
+        l->stream = (struct stream){ .dataset = d, .list = train, .n = n_train, .order = xmalloc((size_t)(n_train + 1) * sizeof *l->stream.order) };
+        d = NULL;
+        train = NULL;
+        stream_epoch(l, 0);
+    } else if ((rc = get_corpus(l, spec, d, train, n_train, &l->train, &p, err)) != OK) goto out;
+    if (!l->streaming && l->train.n_docs == 0) { rc = nothing_left(l, &l->train, "dataset", err); goto out; }
     if (v) {                                                    /* val_dataset wins over a split */
         n_val = dataset_count(v);
         val = xrealloc(val, (size_t)(n_val + 1) * sizeof *val);
         for (int64_t i = 0; i < n_val; i++) val[i] = i;
     }
-    if (n_val && (rc = get_corpus(l, spec, v ? v : d, val, n_val, &l->val, &p, err)) != OK) goto out;
+    if (n_val && (rc = get_corpus(l, spec, v ? v : l->streaming ? l->stream.dataset : d, val, n_val, &l->val, &p, err)) != OK) goto out;
     if (v && l->val.n_docs == 0) { rc = nothing_left(l, &l->val, "val_dataset", err); goto out; }
 
     pack_corpus(l, &l->train, &l->rows);
@@ -428,7 +612,8 @@ int loader_open(struct loader **out, const struct spec *spec, int dp_rank, int d
     for (int64_t r = 0; r < l->rows.n_rows; r++)
         for (int64_t k = l->rows.first[r]; k < l->rows.first[r + 1]; k++) l->row_tokens[r] += l->train.docs[l->rows.docs[k]].n_ids;
     l->order = xmalloc((size_t)l->rows.n_rows * sizeof *l->order);
-    l->micro_per_epoch = (l->rows.n_rows + l->batch * dp_size - 1) / (l->batch * dp_size);
+    if (l->streaming) l->micro_per_epoch = (int64_t)1 << 40;
+    else l->micro_per_epoch = (l->rows.n_rows + l->batch * dp_size - 1) / (l->batch * dp_size);
     if (pthread_create(&l->thread, NULL, run, l) != 0) { rc = error_set(err, E_IO, "cannot start the loader's thread"); goto out; }
     l->started = true;
 out:
@@ -457,6 +642,10 @@ void loader_close(struct loader *l)
     corpus_release(&l->val);
     packing_release(&l->rows);
     packing_release(&l->val_rows);
+    stream_forget(&l->stream);
+    dataset_close(l->stream.dataset);
+    free(l->stream.list);
+    free(l->stream.order);
     free(l->row_tokens);
     free(l->order);
     for (int i = 0; i < 2; i++) slot_release(&l->slots[i]);

@@ -15,7 +15,8 @@ struct loader;
 struct loader_info {
     int64_t documents, documents_dropped;       /* of the training split; dropped: too long with truncation delete, or nothing to train */
     int64_t rows_per_epoch;                     /* packed rows of the whole data set, all data-parallel ranks together */
-    int64_t micro_per_epoch;                    /* micro-batches in an epoch of EVERY data-parallel rank: ceil(rows_per_epoch / (dp_size * batch)) */
+    int64_t micro_per_epoch;                    /* micro-batches in an epoch of EVERY data-parallel rank: ceil(rows_per_epoch / (dp_size * batch)). Streaming: 2^40, and
+                                                 * documents counts samples; rows, tokens, longest are 0: not known */
     int64_t tokens, tokens_trained;             /* of one epoch, without padding */
     int64_t longest;                            /* tokens of the longest document */
     double packing_efficiency;                  /* real tokens / (rows * max_length) */
@@ -32,7 +33,7 @@ void loader_info(const struct loader *l, struct loader_info *out);
 void loader_bounds(const struct loader *l, int64_t *max_T, int64_t *max_docs);
 /* The next micro-batch (spec->per_device_train_batch_size rows). Valid until the next call. Never ends: epoch follows epoch;
  * the last micro-batch of an epoch may hold fewer rows; where a rank has none left it is one of padding alone (T = multiple, nothing
- * trained), so that all ranks count the same micro-batches per epoch. */
+ * trained), so that all ranks count the same micro-batches per epoch. Streaming joins the epochs: every micro-batch is full. */
 int loader_next(struct loader *l, const struct row **row, struct error *err);
 /* Row i of the validation split, for evaluation. */
 int loader_val(struct loader *l, int64_t i, const struct row **row, struct error *err);
