@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checkpoints are complete or absent: SIGKILL at random moments, a file size limit, SIGTERM.   usage: crash.py WORKER kill|full|term"""
+"""Checkpoints are complete or absent: SIGKILL at random moments, a file size limit, SIGTERM.   usage: crash.py WORKER kill|full|enospc|term|asked"""
 import json
 import os
 import random
@@ -81,6 +81,24 @@ def full(b):
     print("a refused save leaves nothing:", g.records("error")[0]["text"])
 
 
+def enospc(b):
+    """The same on a real file system of 700 KiB: the first checkpoint fits, the second does not, the first stays whole."""
+    os.makedirs(b.out)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", b.out], capture_output=True).returncode != 0:
+        print("needs the right to mount a file system")
+        return 77
+    try:
+        g = Gang(b.worker, b.spec(max_steps=5, save_steps=1, save_total_limit=0, cached_dataset=f"{b.tmp}/cache"), 1).run()
+        assert g.codes == [73] and g.records("error")[0]["code"] == "disk_full", (g.codes, g.stderr)
+        assert checkpoints(b.out) == [1] and not [d for d in os.listdir(b.out) if d.startswith(".tmp-")], os.listdir(b.out)
+        p = subprocess.run([b.worker, "--plan", b.spec(resume_from_checkpoint=f"{b.out}/checkpoint-1"), "--brief"], capture_output=True, text=True)
+        assert p.returncode == 0, p.stdout
+    finally:
+        subprocess.run(["umount", b.out], check=True)
+    print("a full disk: what was saved stays, what was not is absent")
+    return 0
+
+
 def term(b):
     """SIGTERM to one of two ranks: both save the same step and leave with 3."""
     def on_message(gang, rank, m):
@@ -93,10 +111,25 @@ def term(b):
     print(f"stopped after step {step}, saved")
 
 
+def asked(b):
+    """The keeper asks one rank for a checkpoint: all save, and go on. It asks for a stop now: all leave after the same step, unsaved."""
+    def on_message(gang, rank, m):
+        if m["t"] == "metrics" and rank == 1 and m["step"] == 2:
+            gang.tell(1, {"t": "checkpoint"})
+        if m["t"] == "checkpoint":
+            gang.tell(0, {"t": "stop", "mode": "now"})
+    g = Gang(b.worker, b.spec(nproc_per_node=2, ring_size=2, save_steps=0), 2, on_message=on_message).run()
+    assert g.codes == [3, 3], (g.codes, g.stderr)
+    saved = [m["step"] for m in g.records("checkpoint")]
+    last = [g.records("metrics", r)[-1]["step"] for r in range(2)]
+    assert len(saved) == 1 and saved[0] >= 3 and last[0] == last[1] > saved[0] and checkpoints(b.out) == saved, (saved, last)
+    print(f"saved {saved[0]} when asked, left after {last[0]}")
+
+
 def main():
     b = Bench(sys.argv[1])
     try:
-        {"kill": kill, "full": full, "term": term}[sys.argv[2]](b)
+        sys.exit({"kill": kill, "full": full, "enospc": enospc, "term": term, "asked": asked}[sys.argv[2]](b))
     finally:
         shutil.rmtree(b.tmp, ignore_errors=True)
 
