@@ -412,6 +412,35 @@ START_TEST(absurd_files_end_soon)
 }
 END_TEST
 
+START_TEST(texts_that_would_explode_or_crawl)
+{
+    struct error err = { 0 };
+    struct ids ids = { 0 };
+    struct tokenizer *t;
+    char *doubling = nested("{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aa\"},", "", 40, "{\"type\":\"Sequence\",\"normalizers\":[", "{\"type\":\"NFC\"}]}");
+    t = open_parts((struct parts){ .normalizer = doubling });
+    ck_assert_int_eq(tokenizer_encode(t, "a", 1, false, &ids, &err), E_LIMIT);
+    ck_assert_ptr_nonnull(strstr(err.text, "bytes of a text of"));
+    tokenizer_free(t);
+    free(doubling);
+
+    char *spelling = nested("{\"type\":\"ByteLevel\"},", "", 20, "{\"type\":\"Sequence\",\"pretokenizers\":[", "{\"type\":\"ByteLevel\"}]}");
+    char *file = file_of((struct parts){ .pre = spelling });
+    ck_assert_int_eq(tokenizer_open_text(&t, file, strlen(file), &err), E_LIMIT);
+    free(spelling);
+    free(file);
+
+    struct bytes marks = { 0 };                             /* 200,000 accents on one letter, in the wrong order: seconds or for ever */
+    t = open_parts((struct parts){ .normalizer = "{\"type\":\"NFC\"}" });
+    bytes_add_char(&marks, 'a');
+    for (int i = 0; i < 100000; i++) bytes_add(&marks, "\xCC\x81\xCC\xA7", 4);
+    ck_assert_int_eq(tokenizer_encode(t, marks.v, marks.n, false, &ids, &err), OK);
+    bytes_release(&marks);
+    ids_release(&ids);
+    tokenizer_free(t);
+}
+END_TEST
+
 START_TEST(a_pattern_that_backtracks_for_ever_is_stopped)
 {
     struct error err = { 0 };
@@ -555,6 +584,7 @@ int main(void)
     tcase_add_test(c, post_processor_and_decoders);
     tcase_add_test(c, files_that_are_refused);
     tcase_add_test(c, absurd_files_end_soon);
+    tcase_add_test(c, texts_that_would_explode_or_crawl);
     tcase_add_test(c, a_pattern_that_backtracks_for_ever_is_stopped);
     tcase_add_test(c, texts_at_the_edges);
     tcase_add_test(c, nul_in_a_file);

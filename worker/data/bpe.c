@@ -10,6 +10,8 @@
 
 #define NONE UINT32_MAX
 #define SCAN_MAX 48                     /* symbols; longer words use the heap */
+#define TOKEN_LEN_MAX 16384             /* bytes */
+#define AFFIX_MAX 256                   /* bytes */
 #define PARTS_MIN 12                    /* symbols; shorter words are not looked at for parts */
 #define WORD_MAX (1u << 30)             /* bytes */
 #define JOIN_BITS (1u << 20)
@@ -186,6 +188,7 @@ int bpe_add_token(struct bpe *m, const char *token, size_t len, int64_t id, stru
     if (id < 0 || id >= TOKEN_ID_MAX) return error_set(err, E_INVALID, "token \"%.*s\" has id %lld; expected 0 to %d", show(len), token, (long long)id, TOKEN_ID_MAX - 1);
     if (bpe_token(m, id, NULL)) return error_set(err, E_INVALID, "id %lld belongs to both \"%.80s\" and \"%.*s\"", (long long)id, bpe_token(m, id, NULL), show(len), token);
     if (bpe_id(m, token, len) >= 0) return error_set(err, E_INVALID, "token \"%.*s\" appears twice", show(len), token);
+    if (len > TOKEN_LEN_MAX) return error_set(err, E_LIMIT, "token \"%.*s…\" has %zu bytes; at most %d are taken", show(len), token, len, TOKEN_LEN_MAX);
     if (m->pool.n + len + 1 >= NONE) return error_set(err, E_LIMIT, "vocabulary is larger than 4 GiB");
     if (id >= m->cap) {
         int64_t cap = m->cap ? m->cap : 1024;
@@ -269,6 +272,8 @@ int bpe_ready(struct bpe *m, const struct bpe_options *o, bool bytes, struct err
     m->prefix = o->prefix && *o->prefix ? xstrdup(o->prefix) : NULL;
     m->suffix = o->suffix && *o->suffix ? xstrdup(o->suffix) : NULL;
     assert(!bytes || (!m->prefix && !m->suffix));
+    if ((m->prefix && strlen(m->prefix) > AFFIX_MAX) || (m->suffix && strlen(m->suffix) > AFFIX_MAX))
+        return error_set(err, E_LIMIT, "model: continuing_subword_prefix and end_of_word_suffix: at most %d bytes are taken", AFFIX_MAX);
     if (o->unk) {
         m->unk = bpe_id(m, o->unk, strlen(o->unk));
         if (m->unk < 0) return error_set(err, E_INVALID, "model.unk_token \"%.80s\" is not in the vocabulary", o->unk);

@@ -228,6 +228,7 @@ static int run_step(const struct step *st, struct regex_space *space, const stru
         else if (st->kind == BPE_SUFFIX) rc = pattern_replace(st->pattern, space, s, len, blank, strlen(blank), &out->text, err);
         else rc = pattern_replace(st->pattern, space, s, len, st->content, st->content_len, &out->text, err);
         strings_end(out);
+        if (rc == OK) rc = growth_check(in->text.n, out->text.n, "the decoder", err);
     }
     return rc;
 }

@@ -1,6 +1,7 @@
 /* normalizer.c - see normalizer.h. A Sequence becomes a flat list of steps. */
 #include "worker/data/normalizer.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,6 +9,8 @@
 #include "worker/data/nul.h"
 
 #define STEPS_MAX 64
+#define CONTENT_MAX 4096                /* bytes */
+#define GROWTH_FREE (16u << 20)         /* bytes any text may grow to */
 
 enum kind { FORM, PREPEND, REPLACE, LOWERCASE, STRIP, STRIP_ACCENTS, SEQUENCE };
 
@@ -43,6 +46,12 @@ int pattern_open(struct regex **out, const struct cJSON *step, const char *key, 
     return rc == OK ? OK : error_prefix(err, "%s.pattern", key);
 }
 
+int growth_check(size_t len, size_t now, const char *who, struct error *err)
+{
+    size_t most = len > SIZE_MAX / 64 ? SIZE_MAX : GROWTH_FREE + 32 * len;
+    return now <= most ? OK : error_set(err, E_LIMIT, "%s makes more than %zu bytes of a text of %zu", who, most, len);
+}
+
 int pattern_replace(const struct regex *r, struct regex_space *space, const char *text, size_t len, const char *content, size_t content_len,
                     struct bytes *out, struct error *err)
 {
@@ -54,8 +63,9 @@ int pattern_replace(const struct regex *r, struct regex_space *space, const char
         bytes_add(out, text + last, start - last);
         bytes_add(out, content, content_len);
         last = end;
+        if ((rc = growth_check(len, out->n, "a replacement", err)) != OK) return rc;
     }
-    bytes_add(out, text + last, len - last);
+    if (rc == OK) bytes_add(out, text + last, len - last);
     return rc;
 }
 
@@ -86,6 +96,7 @@ static int add(struct normalizer *n, const cJSON *value, const char *key, int de
     if (s->kind == PREPEND || s->kind == REPLACE) {
         const char *field = s->kind == PREPEND ? "prepend" : "content";
         if ((content = json_str(value, field)) == NULL) return error_set(err, E_INVALID, "%s.%s: expected a string", key, field);
+        if (strlen(content) > CONTENT_MAX) return error_set(err, E_LIMIT, "%s.%s has %zu bytes; at most %d are taken", key, field, strlen(content), CONTENT_MAX);
         s->content = xstrdup(content);
         s->content_len = nul_show(s->content);
     }
@@ -155,6 +166,7 @@ int normalizer_run(const struct normalizer *n, struct normalizer_space *space, c
         bool same;
         into->n = 0;
         int rc = run_step(&n->steps[i], space->regex, out, out_len, into, &same, err);
+        if (rc == OK && !same) rc = growth_check(len, into->n, "the normalizer", err);
         if (rc != OK) return rc;
         if (same) continue;
         *out = into->v ? into->v : "";

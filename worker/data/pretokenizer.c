@@ -160,7 +160,10 @@ static int add(struct pretokenizer *p, const cJSON *value, const char *key, int 
         p->steps[p->n++] = (struct step){ .kind = WHITESPACE_SPLIT, .cut = CUT_CHAR, .is = cp_is_space, .behavior = REMOVED };
     struct step *s = &p->steps[p->n++];
     s->kind = kinds[k].kind;
-    return open_step(s, value, key, err);
+    if ((rc = open_step(s, value, key, err)) != OK) return rc;
+    int spellings = 0;                                      /* each may double a text */
+    for (int i = 0; i < p->n; i++) spellings += p->steps[i].to_bytes;
+    return spellings <= 4 ? OK : error_set(err, E_LIMIT, "%s: more than 4 ByteLevel steps", key);
 }
 
 int pretokenizer_open(struct pretokenizer **out, const struct cJSON *value, const char *key, struct error *err)

@@ -16,6 +16,7 @@
 
 #define DEPTH_MAX 100
 #define REPEAT_MAX 65535
+#define WRITTEN_MAX (1 << 20)             /* bytes of the PCRE2 pattern */
 
 struct reader {
     const char *text;
@@ -283,6 +284,7 @@ static int read_union(struct reader *r, struct set *s)      /* up to "]" or "&&"
     bool first = true;
     for (;; first = false) {
         if (!more(r)) return refuse(r, "class is not closed");
+        if (s->inside.n + s->others.n > WRITTEN_MAX) return refuse(r, "pattern is too large");
         if (peek(r) == ']' && !first) return OK;
         if (looking_at(r, "&&")) return OK;
         int rc;
@@ -574,6 +576,7 @@ static int read_alternatives(struct reader *r, struct options o)    /* up to ")"
         bool to_end;
         if (peek(r) == '|') { bytes_add_char(r->out, '|'); r->at++; continue; }
         size_t start = r->out->n;
+        if (start > WRITTEN_MAX) return refuse(r, "pattern is too large");
         int rc = read_atom(r, o, &to_end);
         if (rc == OK && !to_end) rc = read_repeats(r, start);
         if (rc != OK) return rc;

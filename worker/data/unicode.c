@@ -5,6 +5,8 @@
 #include <string.h>
 #include <utf8proc.h>
 
+#define LONG_RUN 64              /* marks on one letter */
+
 void bytes_release(struct bytes *b)
 {
     free(b->v);
@@ -205,12 +207,71 @@ bool unicode_is_normal(enum normal_form form, const char *s, size_t n)
     return true;
 }
 
+struct mark { utf8proc_int32_t cp; uint8_t ccc; };
+
+static int by_class(const void *a, const void *b)
+{
+    const struct mark *x = *(const struct mark *const *)a, *y = *(const struct mark *const *)b;
+    return x->ccc != y->ccc ? (x->ccc < y->ccc ? -1 : 1) : x < y ? -1 : x > y;
+}
+
+static bool is_combining(uint32_t cp) { return cp >= 0x300 && utf8proc_get_property((utf8proc_int32_t)cp)->combining_class != 0; }
+
+/* Appends the marks of [s, s+n), decomposed and in canonical order. */
+static void sort_marks(utf8proc_option_t options, const char *s, size_t n, struct bytes *out)
+{
+    struct mark *marks = xmalloc((n * 2 + 8) * sizeof *marks), **order = xmalloc((n * 2 + 8) * sizeof *order);
+    size_t count = 0;
+    options = (utf8proc_option_t)((options & ~UTF8PROC_COMPOSE) | UTF8PROC_DECOMPOSE);
+    for (size_t i = 0; i < n;) {
+        uint32_t cp;
+        utf8proc_int32_t parts[32];
+        int boundary = 0;
+        i += utf8_next(s + i, &cp);
+        utf8proc_ssize_t k = utf8proc_decompose_char((utf8proc_int32_t)cp, parts, 32, options, &boundary);
+        for (utf8proc_ssize_t j = 0; j < k && j < 32 && count < n * 2; j++)
+            marks[count++] = (struct mark){ parts[j], (uint8_t)utf8proc_get_property(parts[j])->combining_class };
+    }
+    for (size_t i = 0; i < count; i++) order[i] = &marks[i];
+    qsort(order, count, sizeof *order, by_class);
+    for (size_t i = 0; i < count; i++) bytes_add_cp(out, (uint32_t)order[i]->cp);
+    free(marks);
+    free(order);
+}
+
+/* utf8proc orders marks by swapping neighbours: a megabyte of accents on one letter would take hours. Long runs are put in order first. */
+static bool order_long_runs(utf8proc_option_t options, const char *s, size_t n, struct bytes *out)
+{
+    size_t done = 0, k;
+    uint32_t cp;
+    for (size_t i = 0; i < n; i += k) {
+        k = utf8_next(s + i, &cp);
+        if (!is_combining(cp)) continue;
+        size_t end = i + k, marks = 1;
+        for (; end < n; end += k, marks++) {
+            k = utf8_next(s + end, &cp);
+            if (!is_combining(cp)) break;
+        }
+        k = end - i;
+        if (marks < LONG_RUN) continue;
+        bytes_add(out, s + done, i - done);
+        sort_marks(options, s + i, end - i, out);
+        done = end;
+    }
+    if (done == 0) return false;
+    bytes_add(out, s + done, n - done);
+    return true;
+}
+
 /* Appends the normal form of a stretch without characters newer than Unicode 9. */
 static int normalize_known(utf8proc_option_t options, const char *s, size_t n, struct bytes *out, struct error *err)
 {
     utf8proc_uint8_t *form_text = NULL;
+    struct bytes ordered = { 0 };
     if (n == 0) return OK;
+    if (order_long_runs(options, s, n, &ordered)) { s = ordered.v; n = ordered.n; }
     utf8proc_ssize_t got = utf8proc_map((const utf8proc_uint8_t *)s, (utf8proc_ssize_t)n, &form_text, options);
+    bytes_release(&ordered);
     if (got < 0) return error_set(err, got == UTF8PROC_ERROR_NOMEM ? E_NOMEM : E_INVALID, "normalizing a text of %zu bytes: %s", n, utf8proc_errmsg(got));
     bytes_add(out, form_text, (size_t)got);
     free(form_text);
