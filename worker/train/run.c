@@ -131,8 +131,7 @@ static int take_memory(struct run *r, int64_t shared_bytes, struct error *err)
     arena_init(&j->arenas[PLACE_DEVICE], PLACE_DEVICE, r->device_memory ? r->device_memory : r, bytes[PLACE_DEVICE]);
     arena_init(&j->arenas[PLACE_HOST], PLACE_HOST, r->host_memory ? r->host_memory : r, bytes[PLACE_HOST]);
     arena_init(&j->arenas[PLACE_SHARED], PLACE_SHARED, shared ? shared : r, shared_bytes);
-    rc = job_layout(j, err);
-    return rc;
+    return job_layout(j, err);
 }
 
 static int load_weights(struct run *r, const char *resume, struct error *err)
@@ -243,7 +242,8 @@ static void report(struct run *r, const struct step_result *s)
             (void)fprintf(stderr, "step %" PRId64 "/%" PRId64 "  loss %.6f  grad %.4f  lr %.3g  %.0f tokens/s  comm %.1f%%\n", s->step, r->steps, s->loss, s->grad_norm, s->lr,
                           json_num(o, "tokens_per_s", 0), 100 * json_num(o, "comm_share", 0));
     }
-    if (s->skipped) run_event(r, "warning", "skipped_step", "step %" PRId64 ": gradients are not finite; the step was skipped (%" PRId64 " so far)", s->step, r->progress.skipped);
+    if (s->skipped && r->job.mesh.rank == 0)
+        run_event(r, "warning", "skipped_step", "step %" PRId64 ": gradients are not finite; the step was skipped (%" PRId64 " so far)", s->step, r->progress.skipped);
     if (logged) link_send(r->link, o);
     else cJSON_Delete(o);
 }
@@ -282,35 +282,42 @@ static int look(struct run *r, struct error *err)
     return rc;
 }
 
+/* Saves after a step. Unless the run ends with it, a failure is told and the run goes on: a disk that is full now may have room next time. */
+static int save_due(struct run *r, bool ends, bool *saved, struct error *err)
+{
+    const struct progress before = r->progress;
+    struct error why;
+    note_best(r);
+    int rc = save(r, &why);
+    *saved = rc == OK;
+    if (rc == OK) return OK;
+    r->progress = before;
+    if (ends || rc == E_PEER) {
+        *err = why;
+        return rc;
+    }
+    if (r->job.mesh.rank == 0) run_event(r, "error", "checkpoint", "%s", why.text);
+    return OK;
+}
+
 static int steps(struct run *r, struct error *err)
 {
     const struct spec *spec = r->spec;
-    bool saved = true;
-    int rc = OK;
-    while (rc == OK && r->progress.step < r->steps) {
+    while (r->progress.step < r->steps) {
         struct step_result s;
-        struct error why;
-        rc = step_run(r, &s, err);
-        if (rc != OK) break;
-        saved = false;
+        bool saved = false;
+        int rc = step_run(r, &s, err);
+        if (rc != OK) return rc;
+        bool last = s.step == r->steps;
         r->eval_loss = NAN;
-        bool last = s.step == r->steps, due = s.stop || s.checkpoint || last || (spec->save_steps > 0 && s.step % spec->save_steps == 0);
         if (spec->eval_steps > 0 && (s.step % spec->eval_steps == 0 || last)) rc = look(r, err);
-        if (s.stop_now && !last) due = false;
-        if (rc == OK && due) note_best(r);
-        if (rc == OK && due) {
-            rc = save(r, last || s.stop ? err : &why);
-            saved = rc == OK;
-            if (rc != OK && !last && !s.stop && rc != E_PEER) {     /* a full disk now may be free at the next one */
-                if (r->job.mesh.rank == 0) run_event(r, "error", "checkpoint", "%s", why.text);
-                rc = OK;
-            } else if (rc != OK && !last && !s.stop) *err = why;
-        }
+        bool due = last || (s.stop && !s.stop_now) || s.checkpoint || (spec->save_steps > 0 && s.step % spec->save_steps == 0);
+        if (rc == OK && due) rc = save_due(r, last || s.stop, &saved, err);
         report(r, &s);
-        if (rc == OK && s.stop && !last) return error_set(err, E_STOPPED, "stopped on request after step %" PRId64 "%s", s.step, saved ? ", checkpoint saved" : "");
+        if (rc != OK) return rc;
+        if (s.stop && !last) return error_set(err, E_STOPPED, "stopped on request after step %" PRId64 "%s", s.step, saved ? ", checkpoint saved" : "");
     }
-    if (rc == OK && !saved) rc = save(r, err);
-    return rc;
+    return OK;
 }
 
 static void say_done(struct run *r, double seconds, int64_t tokens)
