@@ -860,7 +860,11 @@ void attempts_flush(struct daemon *d)
 
 int64_t attempt_version(const struct attempt *a) { return a->version; }
 
-static void add_figure(void *arg, const char *name, double v) { json_add_num(arg, name, v); }
+static void add_figure(void *arg, const char *name, double v)
+{
+    if (v == floor(v) && fabs(v) < 9007199254740992.0) json_add_int(arg, name, (int64_t)v);     /* bytes as digits, not 4.64e+07 */
+    else json_add_num(arg, name, v);
+}
 
 double attempt_figure(const struct attempt *a, int rank, const char *name)
 {
@@ -880,6 +884,8 @@ void attempt_live_json(struct attempt *a, cJSON *o)
         double v;
         if (a->rank[0].latest && json_number(json_get(a->rank[0].latest, shown[i]), &v)) json_add_num(p, shown[i], v);
     }
+    cJSON_DeleteItemFromObjectCaseSensitive(o, "run_ms");
+    json_add_int(o, "run_ms", a->j->row.run_ms + mono_ms() - a->begun_mono_ms);
     cJSON_DeleteItemFromObjectCaseSensitive(o, "step");
     json_add_int(o, "step", a->last_step > a->j->row.last_step ? a->last_step : a->j->row.last_step);
 }

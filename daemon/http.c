@@ -17,10 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/daemon.h"
 #include "daemon/routes.h"
 #include "daemon/store.h"
 
-enum { DEADLINE_MS = 15000, IDLE_MS = 60000, SWEEP_MS = 1000, BODY_SLACK = 1 << 20 };
+enum { IDLE_MS = 60000, SWEEP_MS = 1000, BODY_SLACK = 1 << 20 };
 
 /* A client connection, so that the sweep finds those that never finish a request. */
 struct peer {
@@ -93,7 +94,7 @@ static void on_sweep(uv_timer_t *t)
     struct http *h = t->data;
     int64_t now = mono_ms();
     for (struct peer *p = h->peers; p; p = p->next)
-        if (!p->in_reply && now - p->since_ms > (p->fresh ? DEADLINE_MS : IDLE_MS)) {
+        if (!p->in_reply && now - p->since_ms > (p->fresh ? h->d->set.request_timeout_ms : IDLE_MS)) {
             (void)shutdown(p->fd, SHUT_RDWR);       /* MHD closes it when it next looks */
             p->since_ms = now;
         }
@@ -254,8 +255,7 @@ void reply_error(struct request *q, const struct error *err)
     reply_problem(q, status, status_name(err->code), NULL, "%s", err->text);
 }
 
-/* "bytes=a-b", "bytes=a-", "bytes=-n"; false if unusable (several ranges, garbage): then the whole file is sent. */
-static bool parse_range(const char *h, uint64_t size, uint64_t *from, uint64_t *to, bool *unsatisfiable)
+bool http_range(const char *h, uint64_t size, uint64_t *from, uint64_t *to, bool *unsatisfiable)
 {
     *unsatisfiable = false;
     if (h == NULL || strncmp(h, "bytes=", 6) != 0 || strchr(h, ',')) return false;
@@ -293,7 +293,7 @@ void reply_file(struct request *q, int fd, const char *type, const char *downloa
         return;
     }
     uint64_t size = (uint64_t)st.st_size, from = 0, to = 0;
-    bool bad, part = parse_range(request_header(q, "Range"), size, &from, &to, &bad);
+    bool bad, part = http_range(request_header(q, "Range"), size, &from, &to, &bad);
     char text[120];
     if (bad) {
         (void)close(fd);

@@ -28,7 +28,7 @@ struct route {
     const char *answer;                         /* status and kind: "200 Job", "202 Job" … (openapi.c) */
 };
 
-enum { REQUEST_PARAMS = 3 };
+enum { REQUEST_PARAMS = 3, BODY_EMPTY = 65535 /* as body_max: nothing, or {} */ };
 struct request {
     struct http *http;
     const char *method;
@@ -71,6 +71,9 @@ void reply_file(struct request *q, int fd, const char *type, const char *downloa
 /* read: fills at most max bytes; 0 = none now (wait for stream_wake), -1 = the end. gone: the client left or the end was sent. */
 struct stream *reply_stream(struct request *q, const char *type, long (*read)(void *arg, char *buf, size_t max), void (*gone)(void *arg), void *arg);
 void stream_wake(struct stream *s);
+
+/* "bytes=a-b", "bytes=a-", "bytes=-n" of size bytes into [from,to]; false if the whole is to be sent: no header, several ranges, garbage. */
+bool http_range(const char *header, uint64_t size, uint64_t *from, uint64_t *to, bool *unsatisfiable);
 
 void request_hold(struct request *q);           /* the reply comes later */
 

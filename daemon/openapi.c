@@ -86,7 +86,7 @@ static cJSON *operation(const struct route *r)
         cJSON *body = cJSON_AddObjectToObject(o, "requestBody"), *content = cJSON_AddObjectToObject(body, "content"), *media = cJSON_AddObjectToObject(content, "application/json");
         bool spec = strcmp(r->pattern, "/v1/jobs") == 0 || strcmp(r->pattern, "/v1/jobs:validate") == 0;
         cJSON *any = spec ? NULL : typed("object");
-        if (any && r->body_max <= 1024) json_add_int(any, "maxProperties", 0);
+        if (any && r->body_max == BODY_EMPTY) json_add_int(any, "maxProperties", 0);
         (void)cJSON_AddItemToObject(media, "schema", spec ? ref("Spec") : any);
         (void)cJSON_AddBoolToObject(body, "required", spec || strcmp(r->pattern, "/v1/tokens") == 0 || strcmp(r->method, "PATCH") == 0);
     }

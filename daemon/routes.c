@@ -9,7 +9,7 @@
 #include "daemon/auth.h"
 #include "daemon/daemon.h"
 
-enum { EMPTY = 1024 /* nothing, or {} */, SMALL = 65536, SPEC = SPEC_MAX_BYTES };
+enum { EMPTY = BODY_EMPTY, SMALL = 65536, SPEC = SPEC_MAX_BYTES };
 
 const struct route routes[] = {
     /* method    path                                    handler             scope         body   query parameters */

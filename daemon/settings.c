@@ -31,6 +31,7 @@ static const struct row rows[] = {
     { "max_streams", K_INT, AT(max_streams), 1, 50000, "1000", "", "Event streams; more get 503." },
     { "start_timeout_ms", K_INT, AT(start_timeout_ms), 100, 3600000, "30000", "ms", "From spawning a keeper until it answers." },
     { "plan_timeout_ms", K_INT, AT(plan_timeout_ms), 100, 3600000, "60000", "ms", "Longest wait for the worker's plan." },
+    { "request_timeout_ms", K_INT, AT(request_timeout_ms), 500, 600000, "15000", "ms", "A client that has not sent its whole request by then is cut off." },
     { "backoff_ms", K_INT, AT(backoff_ms), 0, 3600000, "2000", "ms", "Wait before a first restart; doubles up to 64 times this." },
     { "keep_days", K_INT, AT(keep_days), 0, 36500, "0", "days", "Ended jobs are removed with their folders after this; 0 keeps them." },
     { "wal_bytes", K_INT, AT(wal_bytes), 65536, INT64_C(1) << 40, "67108864", "bytes", "The database's write-ahead log is cut when it is longer." },

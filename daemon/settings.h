@@ -7,7 +7,7 @@
 struct settings {
     char *home, *bind, *config, *worker, *keeper, *restore;
     struct strlist allow_root, allow_host;
-    int64_t port, slots, max_connections, max_streams, start_timeout_ms, plan_timeout_ms, keep_days, log_bytes, wal_bytes, backoff_ms;
+    int64_t port, slots, max_connections, max_streams, start_timeout_ms, plan_timeout_ms, request_timeout_ms, keep_days, wal_bytes, backoff_ms;
     bool check, help, version, remote;
 };
 

@@ -517,8 +517,8 @@ def test_settings_from_everywhere(new):
     assert b"--allow-root" in run("--help").stdout
 
 
-def test_slow_and_broken_clients(new):
-    d = new()
+def test_F35_slow_and_broken_clients(new):
+    d = new(request_timeout_ms=2000)
     drips = []
     for i in range(30):
         s = socket.create_connection(("127.0.0.1", d.port))
@@ -536,7 +536,7 @@ def test_slow_and_broken_clients(new):
         s.close()
     began = time.monotonic()
     assert d.ask("GET", "/healthz", token=None).status == 200 and time.monotonic() - began < 2
-    end = time.monotonic() + 25         # the deadline is 15 s, whatever drips in
+    end = time.monotonic() + 12         # the deadline holds, whatever drips in
     for i, s in enumerate(drips):
         s.setblocking(False)
     alive = set(range(30))
