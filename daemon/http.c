@@ -98,6 +98,7 @@ static void on_sweep(uv_timer_t *t)
             (void)shutdown(p->fd, SHUT_RDWR);       /* MHD closes it when it next looks */
             p->since_ms = now;
         }
+    run_soon(h);        /* out of descriptors, MHD stops to listen, and looks again only when it runs */
 }
 
 static void on_connection(void *cls, struct MHD_Connection *conn, void **socket_context, enum MHD_ConnectionNotificationCode code)

@@ -216,7 +216,7 @@ class Stream:
         self.s.close()
 
 
-def main(names, workers=4):
+def main(names, workers=6):
     only = sys.argv[1:]
     tests = [(n, f) for n, f in names.items() if n.startswith("test_") and (not only or n in only)]
     failed = skipped = 0

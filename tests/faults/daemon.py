@@ -317,6 +317,27 @@ def test_F21_disk_full_on_the_database(new):
         subprocess.run(["umount", "-l", mnt])
 
 
+def test_F23_fsync_fails(new):
+    if subprocess.run(["sh", "-c", "command -v strace"], stdout=subprocess.DEVNULL).returncode:
+        raise Skip("needs strace")
+    d = new()
+    d.until(d.submit(), "succeeded")
+    tracer = subprocess.Popen(["strace", "-qq", "-f", "-p", str(d.p.pid), "-e", "trace=fdatasync,fsync", "-e", "inject=fdatasync,fsync:error=EIO", "-o", "/dev/null"], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 10
+        while "TracerPid:\t0" in open(f"/proc/{d.p.pid}/status").read():
+            if tracer.poll() is not None or time.monotonic() > end:
+                raise Skip("strace may not attach here")
+            time.sleep(0.05)
+        r = d.ask("POST", "/v1/jobs", d.spec(name="unsafe"))
+        assert r.status >= 500, r
+    finally:
+        tracer.terminate()
+        tracer.wait()
+    assert len(d.get("/v1/jobs")["items"]) == 1, d.get("/v1/jobs")
+    d.until(d.submit(), "succeeded")
+
+
 def test_F28_database_locked_by_somebody_else(new):
     d = new(step_s=0.05)
     id = d.submit(max_steps=60)
@@ -384,6 +405,62 @@ def test_F31_migration_makes_a_copy_first(new):
     c.close()
 
 
+def test_F38_reconnect_storm(new):
+    d = new(step_s=0.01)
+    id = d.submit(max_steps=20)
+    d.until(id, "succeeded")
+    newest = d.db("SELECT max(id) FROM events")[0][0]
+    rng = random.Random(3)
+
+    def one(_):
+        at = rng.choice([str(rng.randint(0, newest)), str(newest + rng.randint(1, 99)), "", "x", "-5", "9" * 40, "1;2", "0x1"])
+        s = d.stream(headers={"Last-Event-ID": at})
+        kind = s.next()[0]
+        if at.isdigit() and int(at) <= newest:
+            assert kind == "hello", (at, kind)
+            got = [s.next()[1] for _ in range(newest - int(at))]
+            assert got == list(range(int(at) + 1, newest + 1)), (at, got)
+        elif at:
+            assert kind == "reset", (at, kind)
+        s.close()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(150)))
+
+
+def test_F39_no_descriptors_left(new):
+    d = new(start=False, step_s=0.05)
+    d.start(wrap=["prlimit", "--nofile=48:48"])
+    id = d.submit(max_steps=60)
+    d.until(id, "running")
+    import socket
+    crowd = []
+    for _ in range(80):
+        s = socket.create_connection(("127.0.0.1", d.port))
+        s.sendall(b"GET /healthz HTTP/1.1\r\nHost: x")
+        crowd.append(s)
+    time.sleep(0.5)
+    cpu = lambda: sum(map(int, open(f"/proc/{d.p.pid}/stat").read().rsplit(")", 1)[1].split()[11:13]))
+    used = cpu()
+    time.sleep(2)
+    assert cpu() - used < 100, "spins on accept"
+    for s in crowd:
+        s.close()
+    d.until(id, "succeeded")
+    whole(d, id, 60)
+
+
+def test_F40_keeper_cannot_be_started(new):
+    d = new(keeper="/nonexistent/keeper", slots=2)
+    for _ in range(3):
+        j = d.until(d.submit(max_restarts=0), "failed")
+        assert j["reason"] == "spawn_failed" and "ringmaster-keeper" in j["detail"], j
+    assert all(x["job"] is None for x in d.get("/v1/devices")["items"])
+    d = new(keeper="/bin/true", slots=2)            # starts, and is gone at once
+    j = d.until(d.submit(), "failed")
+    assert j["reason"] == "lost", j
+    assert all(x["job"] is None for x in d.get("/v1/devices")["items"])
+
+
 def test_F41_wall_clock_jumps(new):
     if not any(os.path.exists(p + "/faketime") for p in os.environ["PATH"].split(":")):
         raise Skip("needs faketime")
@@ -395,15 +472,25 @@ def test_F41_wall_clock_jumps(new):
 
 
 def test_F53_sigterm_leaves_jobs_running(new):
-    d = new(step_s=0.05)
+    import socket
+    d = new(step_s=0.05, start=False)
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)      # as systemd: Type=notify
+    manager.bind(os.path.join(d.root, "notify"))
+    manager.settimeout(20)
+    d.start(env={"NOTIFY_SOCKET": os.path.join(d.root, "notify")})
+    d.told = [manager.recv(100)]
     id = d.submit(max_steps=100)
     d.until(id, "running")
     before, s = pids(d, id), d.stream()
+    assert d.told[:1] == [b"READY=1"], d.told
     began = time.monotonic()
     d.p.terminate()
     assert d.p.wait(30) == 0 and (SANITIZED or time.monotonic() - began < 5)
     s.close()
     assert all(alive(p) for p in before)
+    while b"STOPPING=1" not in d.told:
+        d.told.append(manager.recv(100))
+    manager.close()
     d.start()
     assert pids(d, id) == before
     d.until(id, "succeeded")
