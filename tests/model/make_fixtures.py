@@ -32,7 +32,7 @@ MODELS = {
     "qwen2-untied": dict(model_type="qwen2", tie_word_embeddings=False, num_key_value_heads=1),
     "qwen2-window": dict(model_type="qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1),
     "qwen3": dict(model_type="qwen3", head_dim=6, tie_word_embeddings=True),
-    "llama": dict(model_type="llama", attention_bias=True, mlp_bias=True),
+    "llama": dict(model_type="llama", attention_bias=True, mlp_bias=True, pad_token_id=16),
     "llama-old": dict(model_type="llama", old=True, **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)),
     "mistral": dict(model_type="mistral", sliding_window=6, head_dim=8),
     "qwen2-bf16": dict(model_type="qwen2", bf16=True, hidden_size=32, head_dim=None),
@@ -134,6 +134,7 @@ def make_model(name, over):
     if old:
         old_spelling(os.path.join(out, "config.json"))
     b = batch(1, docs, cfg.vocab_size)
+    assert cfg.pad_token_id is None or cfg.pad_token_id in b["input_ids"]
     low = {}
     if bf16:                                    # what torch's bf16 makes of the same weights
         rough = run(model, b, torch.bfloat16)

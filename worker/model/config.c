@@ -257,7 +257,8 @@ int model_config_read(struct model_config *c, const char *dir, const struct spec
         || (rc = get_int(&r, "vocab_size", 1, 1 << 24, -1, &c->V)) != OK
         || (rc = get_int(&r, "num_attention_heads", 1, 4096, -1, &c->H)) != OK
         || (rc = get_int(&r, "num_key_value_heads", 1, 4096, c->H, &c->Hkv)) != OK
-        || (rc = get_int(&r, "max_position_embeddings", 1, 1 << 30, f->max_positions, &c->max_positions)) != OK) goto out;
+        || (rc = get_int(&r, "max_position_embeddings", 1, 1 << 30, f->max_positions, &c->max_positions)) != OK
+        || (rc = get_int(&r, "pad_token_id", -1, c->V - 1, -1, &c->pad_id)) != OK) goto out;
     if (c->H % c->Hkv != 0) { rc = bad(&r, "num_key_value_heads", "a divisor of num_attention_heads"); goto out; }
     int64_t head_dim = f->head_dim;
     if (!value_of(&r, "head_dim") && head_dim == 0) {

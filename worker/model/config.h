@@ -24,6 +24,7 @@ struct model_config {
     char model_type[32];                /* "qwen2", "qwen3", "llama", "mistral" */
     int64_t L, C, F, V, H, Hkv, D;      /* layers, width, MLP width, vocabulary, heads, kv heads, head width */
     int64_t max_positions;
+    int64_t pad_id;                     /* Hugging Face keeps gradients from this row of the embedding; -1: none */
     int64_t window, window_from;        /* sliding window in tokens (0: none), of layers window_from and up */
     float eps, initializer_range;
     bool tied, qkv_bias, o_bias, mlp_bias, qk_norm;

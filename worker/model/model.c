@@ -217,6 +217,19 @@ static int forward(struct model *m)
     return OK;
 }
 
+/* torch's Embedding takes no gradient into its padding row; what the head gives a tied row still counts. */
+static int mute_padding(struct model *m)
+{
+    size_t row = (size_t)m->c->C * dtype_size(m->dt);
+    for (int64_t i = 0; i < m->Tl;) {
+        int64_t n = 0;
+        while (i + n < m->Tl && m->h_ids[i + n] == m->c->pad_id) n++;
+        if (n > 0) TRY(model_op(m, "zero", m->ops->zero(m->s, (char *)m->d + (size_t)i * row, (size_t)n * row)));
+        i += n > 0 ? n : 1;
+    }
+    return OK;
+}
+
 int model_forward_backward(struct model *m, double scale, struct model_loss *out, struct error *err)
 {
     const struct model_config *c = m->c;
@@ -237,6 +250,7 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
         TRY(params_close_grads(m, i + 1));
     }
     if (!tied) TRY(params_open_grads(m, 0));
+    if (m->embed->g) TRY(mute_padding(m));
     if (m->embed->g) TRY(model_op(m, "embedding gradient", m->ops->embed_bwd(m->s, m->dt, m->embed->g, m->d, m->ids, m->Tl, c->C, c->V)));
     TRY(params_close_grads(m, 0));
     if (m->zero) TRY(zero_finish(m->zero, m->s, err));

@@ -312,6 +312,11 @@ int safetensors_get(const struct safetensors *s, const struct st_tensor *t, enum
         memcpy(out, p, (size_t)(n * size));
         return OK;
     }
+    for (int64_t i = 0; i < n && t->dt == DT_BF16 && dt == DT_F32; i++) {       /* what is common must be fast */
+        uint32_t bits = (uint32_t)((unsigned char)p[2 * i] | (unsigned)(unsigned char)p[2 * i + 1] << 8) << 16;
+        memcpy((float *)out + i, &bits, 4);
+    }
+    if (t->dt == DT_BF16 && dt == DT_F32) return OK;
     for (int64_t i = 0; i < n; i++, p += size) {
         double x = element(t->dt, p);
         if (dt == DT_F32) ((float *)out)[i] = (float)x;

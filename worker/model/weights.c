@@ -61,25 +61,27 @@ static double uniform(uint64_t seed, uint64_t i) { return ((double)(mix(seed + i
 
 struct from_seed { uint64_t seed; enum param_init init; double range; enum dtype dt; };
 
+static void put(enum dtype dt, void *out, int64_t i, double x)
+{
+    if (dt == DT_BF16) ((bf16 *)out)[i] = f32_to_bf16((float)x);
+    else ((float *)out)[i] = (float)x;
+}
+
 static int fill_from_seed(void *arg, void *out, int64_t from, int64_t n, struct error *err)
 {
     const struct from_seed *f = arg;
-    double pair[2] = { 0 };
     (void)err;
-    for (int64_t i = from; i < from + n; i++) {
-        double x = f->init == INIT_ONE ? 1 : 0;
-        if (f->init == INIT_KAIMING) x = (2 * uniform(f->seed, (uint64_t)i) - 1) * f->range;
+    #pragma omp parallel for schedule(static)
+    for (int64_t k = from / 2; k <= (from + n - 1) / 2; k++) {          /* Box-Muller makes two at a time */
+        uint64_t u = (uint64_t)k * 2;
+        double x[2] = { f->init == INIT_ONE, f->init == INIT_ONE };
+        if (f->init == INIT_KAIMING) for (int j = 0; j < 2; j++) x[j] = (2 * uniform(f->seed, u + (uint64_t)j) - 1) * f->range;
         if (f->init == INIT_NORMAL) {
-            if (i % 2 == 0 || i == from) {              /* Box-Muller makes two at a time */
-                uint64_t k = (uint64_t)(i / 2) * 2;
-                double r = sqrt(-2 * log(uniform(f->seed, k))), angle = 6.283185307179586477 * uniform(f->seed, k + 1);
-                pair[0] = r * cos(angle);
-                pair[1] = r * sin(angle);
-            }
-            x = pair[i % 2] * f->range;
+            double r = f->range * sqrt(-2 * log(uniform(f->seed, u))), angle = 6.283185307179586477 * uniform(f->seed, u + 1);
+            x[0] = r * cos(angle);
+            x[1] = r * sin(angle);
         }
-        if (f->dt == DT_BF16) ((bf16 *)out)[i - from] = f32_to_bf16((float)x);
-        else ((float *)out)[i - from] = (float)x;
+        for (int j = 0; j < 2; j++) if (2 * k + j >= from && 2 * k + j < from + n) put(f->dt, out, 2 * k + j - from, x[j]);
     }
     return OK;
 }
