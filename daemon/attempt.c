@@ -64,6 +64,8 @@ struct attempt {
     int64_t begun_mono_ms, connect_mono_ms, stop_mono_ms, kill_mono_ms, gone_mono_ms;
     int64_t version;                /* of the figures */
     struct advisor advisor;
+    char *event;                    /* the figures as watchers get them, of event_version */
+    int64_t event_version;
 };
 
 static int64_t figures_version;
@@ -106,6 +108,7 @@ static void attempt_free(struct attempt *a)
     for (int i = 0; i < a->n_q; i++) cJSON_Delete(a->q[i].m);
     for (int i = 0; i < a->n_ranks; i++) cJSON_Delete(a->rank[i].latest);
     cJSON_Delete(a->exit);
+    free(a->event);
     free(a->q);
     free(a->rank);
     free(a->dir);
@@ -918,11 +921,12 @@ cJSON *attempt_ranks_json(struct attempt *a)
     return list;
 }
 
-char *attempt_metrics_event(struct job *j, int64_t *seen)
+const char *attempt_metrics_event(struct job *j, int64_t *seen)
 {
     struct attempt *a = j->attempt;
     if (a == NULL || a->version <= *seen) return NULL;
     *seen = a->version;
+    if (a->event_version == a->version) return a->event;
     cJSON *o = cJSON_CreateObject();
     char id[24];
     (void)snprintf(id, sizeof id, "j%lld", (long long)j->row.id);
@@ -939,7 +943,9 @@ char *attempt_metrics_event(struct job *j, int64_t *seen)
         metrics_each(a->rank[k].latest, add_figure, r);
         (void)cJSON_AddItemToArray(list, r);
     }
-    char *text = json_line(o);
+    free(a->event);
+    a->event = json_line(o);
+    a->event_version = a->version;
     cJSON_Delete(o);
-    return text;
+    return a->event;
 }

@@ -24,8 +24,8 @@ bool attempts_settled(const struct daemon *d);                  /* no adoption i
 void attempts_detach(struct daemon *d);                         /* the daemon leaves; keepers go on */
 void attempt_live_json(struct attempt *a, cJSON *o);            /* progress, latest figures */
 cJSON *attempt_ranks_json(struct attempt *a);
-/* Latest figures of every rank for watchers; NULL if nothing new since *seen (advanced). */
-char *attempt_metrics_event(struct job *j, int64_t *seen);
+/* Latest figures of every rank for watchers, made once for all of them (borrowed); NULL if nothing new since *seen (advanced). */
+const char *attempt_metrics_event(struct job *j, int64_t *seen);
 /* For the advisor and /metrics: latest value of a figure of a rank, NAN if unknown. */
 int64_t attempt_version(const struct attempt *a);                 /* changes with every figure */
 double attempt_figure(const struct attempt *a, int rank, const char *name);

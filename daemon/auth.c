@@ -209,7 +209,7 @@ bool auth_exchange(struct daemon *d, struct request *q)
     char name[90];
     (void)snprintf(name, sizeof name, "%s (page)", q->who);
     if (auth_token_new(d, name, scope_name(q->scope), "session", SESSION_MS, secret, NULL, &err) != OK) { reply_error(q, &err); return true; }
-    (void)snprintf(head, sizeof head, "ringmaster_%d=%s; Path=/; HttpOnly; SameSite=Strict; Max-Age=%lld", d->port, secret, (long long)(SESSION_MS / 1000));
+    (void)snprintf(head, sizeof head, "ringmaster_%d=%s; Path=/; HttpOnly; SameSite=Strict;%s Max-Age=%lld", d->port, secret, *d->set.tls_cert ? " Secure;" : "", (long long)(SESSION_MS / 1000));
     reply_header(q, "Set-Cookie", head);
     reply_header(q, "Location", "/");
     reply_static(q, 303, "text/plain", "", 0);

@@ -162,7 +162,7 @@ static int write_url(struct daemon *d, struct error *err)
 {
     bool v6 = strchr(d->set.bind, ':') != NULL;
     const char *host = strcmp(d->set.bind, "0.0.0.0") == 0 ? "127.0.0.1" : d->set.bind;
-    char *path = xasprintf("%s/url", d->set.home), *url = xasprintf("http://%s%s%s:%d\n", v6 ? "[" : "", host, v6 ? "]" : "", d->port);
+    char *path = xasprintf("%s/url", d->set.home), *url = xasprintf("%s://%s%s%s:%d\n", *d->set.tls_cert ? "https" : "http", v6 ? "[" : "", host, v6 ? "]" : "", d->port);
     int rc = file_write(path, url, strlen(url), err);
     (void)printf("ringmasterd: listening on %s", url);
     (void)printf("ringmasterd: the page opens with %.*s/?token=$(cat %s/token)\n", (int)strlen(url) - 1, url, d->set.home);

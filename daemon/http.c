@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "api/file.h"
 #include "daemon/daemon.h"
 #include "daemon/routes.h"
 #include "daemon/store.h"
@@ -43,6 +44,7 @@ struct http {
     int n_held;
     bool quiet;             /* the listener is closed */
     int listen_fd;
+    char *cert, *key;       /* PEM, kept while the server runs */
 };
 
 struct stream {
@@ -519,18 +521,25 @@ int http_start(struct http **out, struct daemon *d, uv_loop_t *loop, const char 
     int fd = listen_on(addr, port, err);
     if (fd < 0) return err->code;
     struct http *h = xcalloc(1, sizeof *h);
+    const struct settings *set = &d->set;
+    bool tls = *set->tls_cert != '\0';
+    size_t len;
+    if (tls && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) (void)error_set(err, E_UNSUPPORTED, "this libmicrohttpd was built without TLS");
+    else if (!tls || (file_read(set->tls_cert, 1 << 20, &h->cert, &len, err) == OK && file_read(set->tls_key, 1 << 20, &h->key, &len, err) == OK)) err->code = OK;
+    if (err->code != OK) { (void)close(fd); free(h->cert); free(h); return err->code; }
+    struct MHD_OptionItem tls_items[] = { { MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert }, { MHD_OPTION_HTTPS_MEM_KEY, 0, h->key }, { MHD_OPTION_END, 0, NULL } };
     h->d = d;
     h->max_peers = max_connections;
     h->listen_fd = fd;
-    h->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, access_cb, h,
+    h->mhd = MHD_start_daemon((tls ? MHD_USE_TLS : 0) | MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, access_cb, h,
         MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_done, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
+        MHD_OPTION_ARRAY, tls ? tls_items : &tls_items[2], MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_done, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)(max_connections + 64), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32768,
         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_CONNECTION_TIMEOUT, 60u, MHD_OPTION_END);
     if (h->mhd == NULL) {
         (void)close(fd);
         free(h);
-        return error_set(err, E_IO, "cannot start the HTTP server on port %d", *port);
+        return error_set(err, E_IO, "cannot start the server on port %d%s", *port, tls ? ": look at tls_cert and tls_key" : "");
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     (void)uv_poll_init(loop, &h->poll, info->epoll_fd);

@@ -24,6 +24,8 @@ static const struct row rows[] = {
     { "port", K_INT, AT(port), 0, 65535, "7070", "", "TCP port; 0 takes a free one, written to <home>/url." },
     { "bind", K_TEXT, AT(bind), 0, 0, "127.0.0.1", "address", "Address to listen on; other than loopback needs --remote." },
     { "remote", K_FLAG, AT(remote), 0, 0, "false", "", "Allow a bind address that other machines reach (put TLS in front)." },
+    { "tls_cert", K_TEXT, AT(tls_cert), 0, 0, "", "file", "Certificate chain (PEM); with tls_key, HTTPS is spoken instead of HTTP." },
+    { "tls_key", K_TEXT, AT(tls_key), 0, 0, "", "file", "Its private key (PEM)." },
     { "allow_root", K_LIST, AT(allow_root), 0, 0, "", "folder", "Paths in a job must lie under one of these; relative ones start at the first." },
     { "allow_host", K_LIST, AT(allow_host), 0, 0, "", "name", "Host names accepted besides loopback and the bind address." },
     { "slots", K_INT, AT(slots), 0, 4096, "8", "ranks", "CPU ranks that may run at one time." },
@@ -182,6 +184,7 @@ int settings_read(struct settings *s, int argc, char **argv, struct problems *p)
         free(s->allow_root.v[i]);
         s->allow_root.v[i] = xstrdup(real);
     }
+    if (!*s->tls_cert != !*s->tls_key) problems_add(p, *s->tls_cert ? "tls_key" : "tls_cert", "required", "expected a file: tls_cert and tls_key go together");
     if (!s->remote && strcmp(s->bind, "127.0.0.1") != 0 && strcmp(s->bind, "::1") != 0)
         problems_add(p, "bind", "conflict", "%.60s is reachable by other machines: add --remote if that is meant (and put TLS in front)", s->bind);
     return p->n ? E_INVALID : OK;

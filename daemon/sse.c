@@ -155,12 +155,11 @@ static void fill(struct client *c)
     for (struct job *j = s->d->jobs; j && c->len < CHUNK_MAX; j = j->next) {
         int64_t seen = c->figures;
         if (c->job != 0 && c->job != j->row.id) continue;
-        char *data = attempt_metrics_event(j, &seen);
+        const char *data = attempt_metrics_event(j, &seen);
         if (data == NULL) continue;
         append(c, "event: metrics\ndata: ", 21);
         append(c, data, strlen(data));
         append(c, "\n\n", 2);
-        free(data);
         if (seen > newest) newest = seen;
     }
     c->figures = newest;
@@ -203,8 +202,7 @@ static void on_tick(uv_timer_t *t)
     int64_t now = mono_ms(), newest = s->figures;
     for (struct job *j = s->d->jobs; j; j = j->next) {
         int64_t seen = s->figures;
-        char *e = s->n > 0 ? attempt_metrics_event(j, &seen) : NULL;
-        free(e);
+        if (s->n > 0) (void)attempt_metrics_event(j, &seen);
         if (seen > newest) newest = seen;
     }
     bool news = newest > s->figures;

@@ -517,6 +517,28 @@ def test_settings_from_everywhere(new):
     assert b"--allow-root" in run("--help").stdout
 
 
+def test_tls(new):
+    import http.client, shutil, ssl
+    if not shutil.which("openssl"):
+        return
+    d = new(start=False)
+    cert, key = os.path.join(d.root, "c.pem"), os.path.join(d.root, "k.pem")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-keyout", key, "-out", cert], check=True, capture_output=True)
+    half = subprocess.run(d.args() + ["--tls-cert", cert], capture_output=True, timeout=20)
+    assert half.returncode == 2 and b"tls_key" in half.stderr, half
+    wrong = subprocess.run(d.args() + ["--tls-cert", key, "--tls-key", cert], capture_output=True, timeout=20)
+    assert wrong.returncode == 1 and b"tls_cert" in wrong.stderr, wrong
+    d.flags.update(tls_cert=cert, tls_key=key)
+    d.start(ready=False)
+    assert open(os.path.join(d.home, "url")).read().startswith("https://")
+    c = http.client.HTTPSConnection("127.0.0.1", d.port, timeout=20, context=ssl.create_default_context(cafile=cert))
+    c.request("GET", "/healthz")
+    assert c.getresponse().read() == b'{"status":"ok"}\n'
+    c.request("GET", "/?token=" + d.token)
+    r = c.getresponse()
+    assert r.status == 303 and "; Secure;" in r.headers["Set-Cookie"]
+
+
 def test_F35_slow_and_broken_clients(new):
     d = new(request_timeout_ms=2000)
     drips = []
