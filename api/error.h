@@ -6,6 +6,10 @@
 #ifndef RM_API_ERROR_H
 #define RM_API_ERROR_H
 
+#ifdef __cplusplus
+extern "C" {            /* the CUDA files are C++ */
+#endif
+
 enum status {
     OK = 0,
     E_INVALID,          /* input refused: spec, model file, data, request */
@@ -47,4 +51,7 @@ char *xstrdup(const char *s);
 char *xstrndup(const char *s, unsigned long n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+#ifdef __cplusplus
+}
+#endif
 #endif
