@@ -40,7 +40,7 @@
  * or exit code 2 and {"ok":false,"problems":[{"pointer","code","message"}]}. `--brief` leaves out "buffers".
  *
  * exit.json: {protocol, job, attempt, nonce, state: succeeded|failed|cancelled|paused, reason, detail, last_step,
- *             checkpoint, started_ms, ended_ms, ranks:[{rank, pid, code, signal, last_step, reason, detail}], summary}
+ *             checkpoint, started_ms, ended_ms, run_ms, ranks:[{rank, pid, code, signal, last_step, reason, detail}], summary}
  * Reasons (exit_reasons): finished; cancelled; paused; time_limit; rank_died (a signal), rank_failed (an exit code), oom_host, oom_gpu,
  * stalled (heartbeats come, the step does not move), heartbeat_lost (stopped or frozen whole), start_timeout, disk_full, bad_spec,
  * spawn_failed, internal. summary: {steps, loss, first_loss, tokens_per_s, comm_share, peak_bytes_by_rank, sent_bytes_by_rank, output_dir}. */

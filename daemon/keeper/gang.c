@@ -459,7 +459,7 @@ static void on_tick(uv_timer_t *t)
     k->tick_ms = now;
     switch (k->phase) {
     case KEEPER_RUNNING:
-        if (k->spec.time_limit_s > 0 && wall_ms() - k->started_ms > k->spec.time_limit_s * 1000 && !k->limit_hit) {
+        if (k->spec.time_limit_s > 0 && now - k->began_ms > k->spec.time_limit_s * 1000 && !k->limit_hit) {
             k->limit_hit = true;
             gang_stop(k, "checkpoint", "time_limit");
             break;
@@ -548,7 +548,7 @@ int gang_start(struct keeper *k, struct error *err)
     int64_t log_limit = limit && atoll(limit) > 0 ? atoll(limit) : 32LL << 20;
     int rc = OK;
     k->started_ms = wall_ms();
-    k->tick_ms = now_ms(k);
+    k->tick_ms = k->began_ms = now_ms(k);
     k->oom_kills = oom_kill_count();
     rendezvous_init(&k->rendezvous, k->world);
     k->ranks = xcalloc((unsigned long)k->world, sizeof *k->ranks);

@@ -71,7 +71,8 @@ struct keeper {
     int live, exits;
 
     enum keeper_phase phase;
-    int64_t started_ms;                         /* wall clock */
+    int64_t started_ms;                         /* wall clock; for people only, it may jump */
+    int64_t began_ms;                           /* loop time; limits and durations are measured by it */
     int64_t tick_ms, deadline_ms, term_ms, phase_ms, warned_ms;    /* loop time; deadline: SIGKILL; term: SIGTERM; 0: none */
     char stop_mode[16], stop_reason[64];        /* "" while nobody asked */
     bool limit_hit;

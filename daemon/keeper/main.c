@@ -188,7 +188,11 @@ int main(int argc, char **argv)
         return 2;
     }
     k.world = (int)k.spec.nproc_per_node;
-    k.loop = uv_default_loop();
+    if ((k.loop = uv_default_loop()) == NULL) {
+        (void)fputs("ringmaster-keeper: no event loop: out of file descriptors or memory\n", stderr);
+        release(&k);
+        return 2;
+    }
     if (prepare(&k, &err) != OK) {
         (void)fprintf(stderr, "ringmaster-keeper: %s\n", err.text);
         uv_walk(k.loop, on_walk, NULL);

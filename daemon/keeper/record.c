@@ -195,6 +195,7 @@ cJSON *record_build(struct keeper *k)
     if (k->checkpoint) json_add_int(o, "checkpoint_step", k->checkpoint_step);
     json_add_int(o, "started_ms", k->started_ms);
     json_add_int(o, "ended_ms", wall_ms());
+    json_add_int(o, "run_ms", (int64_t)uv_now(k->loop) - k->began_ms);
     json_add_int(o, "last_seq", k->spool.last_seq);
     json_add_int(o, "spool_dropped", k->spool.dropped);
     cJSON *ranks = cJSON_AddArrayToObject(o, "ranks");

@@ -154,6 +154,81 @@ def test_f42_flood(keeper):
     assert r["ranks"][1]["last_step"] == 300
 
 
+FAILING = os.path.join(BUILD, "tests", "faults", "failing.so")
+
+
+def failing(what):
+    assert os.path.exists(FAILING)
+    # ASan would rather be the first library; nothing of it is intercepted here
+    return {"LD_PRELOAD": FAILING, "RM_FAIL": what, "RM_FAIL_ONLY": "ringmaster-keeper",
+            "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
+
+
+def test_f23_fsync_fails(keeper):
+    """A failed fsync is a failed write: exit.json is written again, whole, never taken for written."""
+    for n in range(1, 8):
+        k = keeper(env=failing(f"fsync:{n}"))
+        if k.p.wait(20) == 2:           # one of the first: nothing was started
+            assert n <= 2 and not os.path.exists(os.path.join(k.dir, "exit.json"))
+            continue
+        assert k.record()["state"] == "succeeded" and k.record()["last_seq"] == len(k.spool()), n
+        assert not [f for f in os.listdir(k.dir) if ".tmp" in f], os.listdir(k.dir)
+
+
+def test_f23_rename_fails(keeper):
+    for n in range(1, 4):
+        k = keeper(env=failing(f"rename:{n}"))
+        rc = k.p.wait(20)
+        assert rc == 2 and not os.path.exists(os.path.join(k.dir, "exit.json")) if rc else k.record()["state"] == "succeeded"
+
+
+def test_f40_spawning_fails(keeper):
+    for what in ("fork", "pipe2"):
+        for n in range(1 if what == "fork" else 2, 7):      # the first pipe is libuv's own, which aborts without it
+            k = keeper(world=4, env=failing(f"{what}:{n}"))
+            rc = k.p.wait(20)
+            if rc == 2:
+                assert not os.path.exists(os.path.join(k.dir, "exit.json"))
+                continue
+            r = k.record()
+            assert rc == 0 and not k.pids(), (what, n, rc)
+            assert r["state"] == "succeeded" or r["reason"] == "spawn_failed" and "rank" in r["detail"], (what, n, r)
+            if what == "fork" and n <= 4:
+                assert r["reason"] == "spawn_failed" and len([e for e in r["ranks"] if e["reason"] == "not_started"]) == 5 - n, r
+
+
+def test_f45_planted_links_and_pipes(keeper):
+    """Symbolic links and FIFOs in the attempt's folder are neither followed nor waited for."""
+    root = tempfile.mkdtemp(dir=keeper().root)
+    target = os.path.join(root, "victim")
+    open(target, "w").write("precious")
+    for name, refused in (("rank-0.log", False), ("spool", True), ("exit.reserve", True), ("rank-spec.json", False), ("exit.json.tmp", False)):
+        d = os.path.join(root, name)
+        os.makedirs(os.path.join(d, "attempt-1"))
+        os.symlink(target, os.path.join(d, "attempt-1", name))
+        k = keeper(dir=d)
+        assert k.p.wait(20) == (2 if refused else 0), name
+        assert refused or k.record()["state"] == "succeeded"
+        assert open(target).read() == "precious", name
+    d = os.path.join(root, "fifo")
+    os.makedirs(os.path.join(d, "attempt-1"))
+    os.mkfifo(os.path.join(d, "attempt-1", "rank-0.log"))
+    k = keeper(dir=d)
+    assert k.p.wait(20) == 0 and k.record()["state"] == "succeeded" and k.record()["ranks"][0]["log_dropped_bytes"] > 0
+
+
+def test_f43_other_protocol(keeper):
+    r = keeper("1:new_protocol,*:hang").wait()
+    assert r["state"] == "failed" and r["reason"] == "internal" and "protocol 2" in r["detail"], r
+
+
+def test_f41_clock_jumps(keeper):
+    """Limits run on the monotonic clock: a job with a time limit of a minute survives a day's jump of the wall clock."""
+    k = keeper(time_limit_s=60, max_steps=20, env=failing("clock_gettime:5+"))
+    r = k.wait()
+    assert r["state"] == "succeeded" and 0 <= r["run_ms"] < 30000 and r["ended_ms"] - r["started_ms"] > 80000000, r
+
+
 def test_log_deleted_from_outside(keeper):
     k = keeper(max_steps=200).attach()
     k.until(is_step(0, 5))

@@ -72,7 +72,7 @@ if what == "exit_early":
     os._exit(9)
 if what in ("deaf", "ignore_term"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say("hello", rank=rank, pid=os.getpid(), protocol=1)
+say("hello", rank=rank, pid=os.getpid(), protocol=2 if what == "new_protocol" else 1)
 threading.Thread(target=listen, daemon=True).start()
 threading.Thread(target=beat, daemon=True).start()
 if rank == 0:

@@ -143,7 +143,7 @@ def main(names):
             for k in live:
                 k.end()
 
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
         jobs = [(n, time.monotonic(), pool.submit(run, f)) for n, f in tests]
         for name, _, job in jobs:
             e = job.result()
