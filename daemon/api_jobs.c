@@ -80,7 +80,7 @@ bool cursor_parse(const char *text, int64_t *id)
 }
 
 #define LIST_COLUMNS "SELECT id AS seq,'j'||id AS id,name,labels AS \"j:labels\",state,desired,reason,detail,priority,version,attempt,restarts,ranks,device,last_step AS step,max_steps," \
-    "created_ms AS \"t:created_at\",nullif(started_ms,0) AS \"t:started_at\",nullif(ended_ms,0) AS \"t:ended_at\",run_ms,output_dir,array_id FROM jobs"
+    "created_ms AS \"t:created_at\",nullif(started_ms,0) AS \"t:started_at\",nullif(ended_ms,0) AS \"t:ended_at\",run_ms,output_dir,array_id,checkpoint,json_extract(summary,'$.loss') AS loss FROM jobs"
 #define LIST_WHERE " WHERE (?1 IS NULL OR instr(','||?1||',',','||state||',')) AND (?2 IS NULL OR instr(lower(name),lower(?2)))" \
     " AND (?3 IS NULL OR EXISTS(SELECT 1 FROM json_each(labels) WHERE key=?3 AND (?4 IS NULL OR value=?4))) AND created_ms>=?5 AND (?6 IS NULL OR array_id=?6)"
 

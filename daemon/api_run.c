@@ -56,10 +56,11 @@ void job_ranks(struct daemon *d, struct request *q)
 /* --- logs --- */
 
 /* The last lines of fd that hold grep (NULL: all), at most max of them, out of its last TAIL_BYTES. */
-static char *tail_lines(int fd, int64_t max, const char *grep, size_t *len)
+static char *tail_lines(int fd, int64_t max, const char *grep, size_t *len, int64_t *found)
 {
     struct stat st;
     *len = 0;
+    *found = 0;
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) return NULL;
     off_t from = st.st_size > TAIL_BYTES ? st.st_size - TAIL_BYTES : 0;
     char *buf = xmalloc((size_t)(st.st_size - from) + 2), *out;
@@ -84,18 +85,41 @@ static char *tail_lines(int fd, int64_t max, const char *grep, size_t *len)
         start = begin;
     }
     *len = n + 1 - at;
+    *found = lines;
     memmove(out, out + at, *len);
     free(buf);
     return out;
 }
 
-static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *rank)
+/* old: the file that was the log before the last rotation. */
+static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *rank, bool old)
 {
-    char *path = strcmp(rank, "keeper") == 0 ? xasprintf("%s/jobs/j%lld/attempt-%lld/keeper.log", d->set.home, (long long)id, (long long)attempt)
-                                              : xasprintf("%s/jobs/j%lld/attempt-%lld/rank-%s.log", d->set.home, (long long)id, (long long)attempt, rank);
+    bool keeper = strcmp(rank, "keeper") == 0;
+    char *path = xasprintf("%s/jobs/j%lld/attempt-%lld/%s%s.log%s", d->set.home, (long long)id, (long long)attempt, keeper ? "" : "rank-", rank, old ? ".1" : "");
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     free(path);
     return fd;
+}
+
+/* The last lines of a rank, across a rotation. NULL: it printed nothing yet. */
+static char *tail_rank(struct daemon *d, int64_t id, int64_t attempt, const char *rank, int64_t max, const char *grep, size_t *len)
+{
+    int64_t found = 0, more;
+    size_t older = 0;
+    int fd = open_log(d, id, attempt, rank, false);
+    char *now = fd >= 0 ? tail_lines(fd, max, grep, len, &found) : NULL, *before = NULL;
+    if (fd >= 0) (void)close(fd);
+    if (found < max && (fd = open_log(d, id, attempt, rank, true)) >= 0) {
+        before = tail_lines(fd, max - found, grep, &older, &more);
+        (void)close(fd);
+    }
+    if (before == NULL) return now;
+    if (now == NULL) *len = 0;
+    before = xrealloc(before, older + *len + 1);
+    if (now) memcpy(before + older, now, *len);
+    *len += older;
+    free(now);
+    return before;
 }
 
 void job_logs(struct daemon *d, struct request *q)
@@ -119,13 +143,11 @@ void job_logs(struct daemon *d, struct request *q)
         for (int64_t r = 0; r < ranks && len < 4 * (size_t)TAIL_BYTES; r++) {
             char name[24];
             (void)snprintf(name, sizeof name, "%lld", (long long)r);
-            int fd = open_log(d, id, n, name);
-            if (fd < 0) continue;
-            size_t part;
-            char *lines = tail_lines(fd, tail, grep, &part), *p = lines;
-            (void)close(fd);
+            size_t part = 0;
+            char *lines = tail_rank(d, id, n, name, tail, grep, &part), *p = lines;
+            if (lines == NULL) continue;
             text = xrealloc(text, len + part * 2 + 64);
-            while (lines && p < lines + part) {
+            while (p < lines + part) {
                 char *nl = memchr(p, '\n', (size_t)(lines + part - p));
                 size_t line = (size_t)(nl - p) + 1;
                 text = xrealloc(text, len + line + 32);
@@ -141,18 +163,16 @@ void job_logs(struct daemon *d, struct request *q)
     }
     char name[24];
     (void)snprintf(name, sizeof name, "%.20s", rank ? rank : "0");
-    int fd = open_log(d, id, n, name);
-    if (fd < 0) { reply_text(q, 200, "text/plain; charset=utf-8", text, 0); return; }      /* nothing printed yet */
     if (tail < 0 && !grep) {
+        int fd = open_log(d, id, n, name, false);
+        if (fd < 0) { reply_text(q, 200, "text/plain; charset=utf-8", text, 0); return; }      /* nothing printed yet */
         free(text);
         reply_file(q, fd, "text/plain; charset=utf-8", NULL);
         return;
     }
     free(text);
-    text = tail_lines(fd, tail < 0 ? 1000000 : tail, grep, &len);
-    (void)close(fd);
-    if (text == NULL) reply_problem(q, 404, "not_found", NULL, "there is no such log");
-    else reply_text(q, 200, "text/plain; charset=utf-8", text, len);
+    text = tail_rank(d, id, n, name, tail < 0 ? 1000000 : tail, grep, &len);
+    reply_text(q, 200, "text/plain; charset=utf-8", text ? text : xstrdup(""), text ? len : 0);
 }
 
 /* --- figures --- */

@@ -44,6 +44,12 @@ def test_life_of_a_job(new):
     assert r.status == 206 and r.body == whole[5:11] and r.headers["Content-Range"] == f"bytes 5-10/{len(whole)}", r
     problem(d.ask("GET", "/v1/jobs/j1/logs", headers={"Range": "bytes=99999-"}), 416)
     assert b"[rank 1] rank 1 step 5" in d.ask("GET", "/v1/jobs/j1/logs?rank=all&tail=1").body
+    log = os.path.join(d.home, "jobs", "j1", "attempt-1", "rank-1.log")
+    open(log + ".1", "w").write("old 1\nold 2\n")           # as after a rotation
+    assert d.ask("GET", "/v1/jobs/j1/logs?rank=1&tail=6").body == b"old 2\n" + b"".join(b"rank 1 step %d\n" % i for i in range(1, 6))
+    os.unlink(log)
+    os.symlink("/etc/passwd", log)
+    assert d.ask("GET", "/v1/jobs/j1/logs?rank=1").body == b"" and d.ask("GET", "/v1/jobs/j1/logs?rank=1&tail=1").body == b"old 2\n"
     a = d.get("/v1/jobs/j1/attempts")["items"]
     assert len(a) == 1 and a[0]["state"] == "succeeded" and a[0]["first_step"] == 1 and a[0]["last_step"] == 5, a
     kinds = [e["kind"] for e in d.get("/v1/jobs/j1/history")["items"]]
