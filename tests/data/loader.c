@@ -71,6 +71,8 @@ static int64_t fingerprints(const struct row *r, int64_t *out)
     return n;
 }
 
+/* DeepSpeed #7484 (duplicated chunks, empty second epoch), axolotl #1375 (borders of the second row of a batch), DeepSpeed #8291 (lengths no rank
+ * count divides). */
 START_TEST(each_document_once_per_epoch_for_any_number_of_ranks)
 {
     static const int sizes[][3] = { { 1, 1, 1 }, { 2, 1, 2 }, { 3, 2, 4 }, { 4, 3, 3 } };      /* ranks, batch, multiple */
@@ -114,6 +116,7 @@ START_TEST(each_document_once_per_epoch_for_any_number_of_ranks)
 }
 END_TEST
 
+/* llm.c #613, prime-rl #745: a loader that resumes at the wrong batch. */
 START_TEST(ranks_share_one_order_and_seek_returns_to_it)
 {
     char *path = data_file();

@@ -43,6 +43,12 @@ static struct value tuple_of(struct vm *vm, struct value a, struct value b)
     return t;
 }
 
+static struct value iterator(struct value list)         /* what Python gives as a generator: no length, no index, one walk */
+{
+    list.tag = LIST_ITERATOR;
+    return list;
+}
+
 static struct value copy_list(struct vm *vm, struct list *l)
 {
     struct value out = v_list(&vm->pool);
@@ -54,6 +60,7 @@ static struct value copy_list(struct vm *vm, struct list *l)
 static struct value items_of(struct vm *vm, struct value v, char what)      /* k v i(tems) */
 {
     struct value out = v_list(&vm->pool);
+    out.tag = what == 'k' ? LIST_KEYS : what == 'v' ? LIST_VALUES : LIST_ITEMS;
     vm_step(vm, (int64_t)v.d->n);
     for (size_t i = 0; i < v.d->n; i++) list_add(&vm->pool, out.l, what == 'k' ? v.d->k[i] : what == 'v' ? v.d->v[i] : tuple_of(vm, v.d->k[i], v.d->v[i]));
     return out;
@@ -143,7 +150,7 @@ static struct value f_batch(struct vm *vm, struct value v, const struct args *a)
         list_add(&vm->pool, row.l, l->v[i]);
     }
     while (fill.type != V_UNDEFINED && fill.type != V_NONE && row.type == V_LIST && row.l->n < (size_t)n) list_add(&vm->pool, row.l, fill);
-    return out;
+    return iterator(out);
 }
 
 static struct value f_capitalize(struct vm *vm, struct value v, const struct args *a) { (void)a; return str_case(vm, need_str(vm, v), 'c'); }
@@ -196,6 +203,7 @@ static struct value f_safe(struct vm *vm, struct value v, const struct args *a)
 static struct value f_first(struct vm *vm, struct value v, const struct args *a)
 {
     (void)a;
+    if (v.type == V_LIST && v.tag == LIST_ITERATOR && v.l->n) { v.l->n--; return *v.l->v++; }
     struct list *l = py_iter(vm, v);
     return l->n ? l->v[0] : v_undefined_because(vm, "No first item, sequence was empty.");
 }
@@ -203,6 +211,7 @@ static struct value f_first(struct vm *vm, struct value v, const struct args *a)
 static struct value f_last(struct vm *vm, struct value v, const struct args *a)
 {
     (void)a;
+    if (v.type == V_LIST && v.tag == LIST_ITERATOR) vm_fail(vm, "'generator' object is not reversible");
     struct list *l = py_iter(vm, v);
     return l->n ? l->v[l->n - 1] : v_undefined_because(vm, "No last item, sequence was empty.");
 }
@@ -243,6 +252,15 @@ static struct value f_int(struct vm *vm, struct value v, const struct args *a)
     return isfinite(d) && fabs(d) < 9e18 ? v_int((int64_t)d) : other;
 }
 
+static struct value f_format(struct vm *vm, struct value v, const struct args *a)
+{
+    struct value list = v_list(&vm->pool), named = { .type = V_DICT, .d = a->named };
+    if (a->plain->n && a->named->n) vm_fail(vm, "can't handle positional and keyword arguments at the same time");
+    list.tag = LIST_TUPLE;
+    *list.l = *a->plain;
+    return str_format(vm, need_str(vm, v), a->named->n ? named : list);
+}
+
 static struct value f_groupby(struct vm *vm, struct value v, const struct args *a)
 {
     struct value attribute = arg_of(a, 0, "attribute"), other = arg_of(a, 1, "default"), out = v_list(&vm->pool), group = v_undefined();
@@ -281,9 +299,9 @@ static struct value f_indent(struct vm *vm, struct value v, const struct args *a
 static struct value f_items(struct vm *vm, struct value v, const struct args *a)
 {
     (void)a;
-    if (v.type == V_UNDEFINED) return v_list(&vm->pool);
+    if (v.type == V_UNDEFINED) return iterator(v_list(&vm->pool));
     if (v.type != V_DICT) vm_fail(vm, "Can only get item pairs from a mapping.");
-    return items_of(vm, v, 'i');
+    return iterator(items_of(vm, v, 'i'));
 }
 
 static struct value f_join(struct vm *vm, struct value v, const struct args *a)
@@ -318,23 +336,25 @@ static struct args rest_of(struct vm *vm, const struct args *a, size_t from)
 static struct value f_map(struct vm *vm, struct value v, const struct args *a)
 {
     struct value attribute = arg_of(a, 99, "attribute"), other = arg_of(a, 99, "default"), out = v_list(&vm->pool);
+    if (!py_true(v)) return iterator(out);                      /* none maps to nothing */
     struct list *l = py_iter(vm, v);
     if (attribute.type != V_UNDEFINED) {
         for (size_t i = 0; i < l->n; i++) {
             struct value x = by_path(vm, l->v[i], attribute);
             list_add(&vm->pool, out.l, x.type == V_UNDEFINED && other.type != V_UNDEFINED ? other : x);
         }
-        return out;
+        return iterator(out);
     }
     struct value name = prepared(vm, v, a, 0);
     struct args rest = rest_of(vm, a, 1);
     for (size_t i = 0; i < l->n; i++) list_add(&vm->pool, out.l, lib_filter(vm, name.s.p, l->v[i], &rest));
-    return out;
+    return iterator(out);
 }
 
 static struct value choose(struct vm *vm, struct value v, const struct args *a, bool by_attribute, bool keep)
 {
     struct value out = v_list(&vm->pool), attribute = by_attribute ? arg_of(a, 0, NULL) : v_undefined();
+    if (!py_true(v)) return iterator(out);
     struct list *l = py_iter(vm, v);
     size_t from = by_attribute ? 1 : 0;
     bool named = a->plain->n > from;
@@ -346,7 +366,7 @@ static struct value choose(struct vm *vm, struct value v, const struct args *a, 
         vm_step(vm, 1);
         if ((named ? lib_test(vm, name.s.p, x, &rest) : py_true(x)) == keep) list_add(&vm->pool, out.l, l->v[i]);
     }
-    return out;
+    return iterator(out);
 }
 
 static struct value f_select(struct vm *vm, struct value v, const struct args *a) { return choose(vm, v, a, false, true); }
@@ -382,13 +402,14 @@ static struct value f_reverse(struct vm *vm, struct value v, const struct args *
 {
     (void)a;
     if (v.type == V_STR) return py_slice(vm, v, v_none(), v_none(), v_int(-1));
+    bool once = !(v.type == V_LIST && v.tag == LIST_ITERATOR);  /* reversed() of a sequence is an iterator */
     struct value out = copy_list(vm, py_iter(vm, v));
     for (size_t i = 0, n = out.l->n; i < n / 2; i++) {
         struct value t = out.l->v[i];
         out.l->v[i] = out.l->v[n - 1 - i];
         out.l->v[n - 1 - i] = t;
     }
-    return out;
+    return once ? iterator(out) : out;
 }
 
 static struct value f_round(struct vm *vm, struct value v, const struct args *a)
@@ -422,7 +443,7 @@ static struct value f_slice(struct vm *vm, struct value v, const struct args *a)
         if (fill.type != V_UNDEFINED && fill.type != V_NONE && s >= more && more) list_add(&vm->pool, row.l, fill);
         list_add(&vm->pool, out.l, row);
     }
-    return out;
+    return iterator(out);
 }
 
 static struct value f_sort(struct vm *vm, struct value v, const struct args *a)
@@ -525,7 +546,23 @@ static struct value f_unique(struct vm *vm, struct value v, const struct args *a
         list_add(&vm->pool, keys.l, key);
         list_add(&vm->pool, out.l, l->v[i]);
     }
-    return out;
+    return iterator(out);
+}
+
+static struct value f_urlencode(struct vm *vm, struct value v, const struct args *a)
+{
+    struct value s = need_str(vm, v);
+    struct text t = { 0 };
+    (void)a;
+    if (v.type == V_DICT || v.type == V_LIST) vm_fail(vm, "urlencode: only strings are supported");
+    for (size_t i = 0; i < s.s.n; i++) {
+        unsigned char c = (unsigned char)s.s.p[i];
+        char esc[4];
+        (void)snprintf(esc, sizeof esc, "%%%02X", c);
+        bool plain = (c | 32u) - 'a' < 26u || c - 0u - '0' < 10u || (c && strchr("_.-~/", c));
+        text_add(vm, &t, plain ? s.s.p + i : esc, plain ? 1 : 3);
+    }
+    return v_str(t.p ? t.p : "", t.n);
 }
 
 static struct value f_wordcount(struct vm *vm, struct value v, const struct args *a)
@@ -539,7 +576,7 @@ static const struct { const char *name; filter_fn *fn; unsigned char most; const
     { "center", f_center, 1, "width" }, { "count", f_length, 0, "" }, { "d", f_default, 2, "default_value|boolean" },
     { "default", f_default, 2, "default_value|boolean" }, { "dictsort", f_dictsort, 3, "case_sensitive|by|reverse" }, { "e", f_escape, 0, "" },
     { "escape", f_escape, 0, "" }, { "first", f_first, 0, "" }, { "float", f_float, 1, "default" }, { "forceescape", f_escape, 0, "" },
-    { "groupby", f_groupby, 3, "attribute|default|case_sensitive" }, { "indent", f_indent, 3, "width|first|blank" }, { "int", f_int, 2, "default|base" },
+    { "format", f_format, 255, NULL }, { "groupby", f_groupby, 3, "attribute|default|case_sensitive" }, { "indent", f_indent, 3, "width|first|blank" }, { "int", f_int, 2, "default|base" },
     { "items", f_items, 0, "" }, { "join", f_join, 2, "d|attribute" }, { "last", f_last, 0, "" }, { "length", f_length, 0, "" }, { "list", f_list, 0, "" },
     { "lower", f_lower, 0, "" }, { "map", f_map, 255, NULL }, { "max", f_max, 2, "case_sensitive|attribute" }, { "min", f_min, 2, "case_sensitive|attribute" },
     { "reject", f_reject, 255, NULL }, { "rejectattr", f_rejectattr, 255, NULL }, { "replace", f_replace, 3, "old|new|count" }, { "reverse", f_reverse, 0, "" },
@@ -547,7 +584,7 @@ static const struct { const char *name; filter_fn *fn; unsigned char most; const
     { "slice", f_slice, 2, "slices|fill_with" }, { "sort", f_sort, 3, "reverse|case_sensitive|attribute" }, { "string", f_string, 0, "" },
     { "sum", f_sum, 2, "attribute|start" }, { "title", f_title, 0, "" }, { "tojson", f_tojson, 4, "ensure_ascii|indent|separators|sort_keys" },
     { "trim", f_trim, 1, "chars" }, { "truncate", f_truncate, 4, "length|killwords|end|leeway" }, { "unique", f_unique, 2, "case_sensitive|attribute" },
-    { "upper", f_upper, 0, "" }, { "wordcount", f_wordcount, 0, "" },
+    { "upper", f_upper, 0, "" }, { "urlencode", f_urlencode, 0, "" }, { "wordcount", f_wordcount, 0, "" },
 };
 #define COUNT(a) (sizeof (a) / sizeof (a)[0])
 
@@ -656,7 +693,7 @@ bool lib_test(struct vm *vm, const char *name, struct value v, const struct args
     case IS_INTEGER: return whole;
     case IS_NUMBER: return whole || v.type == V_FLOAT || v.type == V_BOOL;
     case IS_ITERABLE: return v.type == V_STR || v.type == V_LIST || v.type == V_DICT || v.type == V_UNDEFINED || (v.type == V_OTHER && v.tag == O_LOOP);
-    case IS_SEQUENCE: return v.type == V_STR || v.type == V_LIST || v.type == V_DICT || v.type == V_UNDEFINED;
+    case IS_SEQUENCE: return v.type == V_STR || (v.type == V_LIST && (v.tag <= LIST_TUPLE || v.tag == LIST_RANGE)) || v.type == V_DICT || v.type == V_UNDEFINED;
     case IS_LOWER: return is_case(vm, v, "islower");
     case IS_UPPER: return is_case(vm, v, "isupper");
     case IS_MAPPING: return v.type == V_DICT;
@@ -694,6 +731,7 @@ static struct value range(struct vm *vm, const struct args *a)
         list_add(&vm->pool, out.l, v_int(i));
         if (__builtin_add_overflow(i, step, &i)) break;
     }
+    out.tag = LIST_RANGE;
     return out;
 }
 

@@ -12,7 +12,8 @@ const char *py_type(struct value v)
     static const char *const names[] = { "Undefined", "NoneType", "bool", "int", "float", "int", "str", "list", "dict" };
     static const char *const others[] = { "Namespace", "Macro", "LoopContext", "method", "function", "Cycler", "Joiner" };
     if (v.type == V_OTHER) return others[v.tag];
-    if (v.type == V_LIST && v.tag == 1) return "tuple";
+    static const char *const lists[] = { "list", "tuple", "generator", "dict_items", "dict_keys", "dict_values", "range" };
+    if (v.type == V_LIST) return lists[v.tag];
     return names[v.type];
 }
 
@@ -41,7 +42,7 @@ bool py_true(struct value v)
     case V_INT: return v.i != 0;
     case V_FLOAT: return v.f != 0.0;
     case V_STR: return v.s.n > 0;
-    case V_LIST: return v.l->n > 0;
+    case V_LIST: return v.tag == LIST_ITERATOR || v.l->n > 0;
     case V_DICT: return v.d->n > 0;
     default: return true;
     }
@@ -72,6 +73,7 @@ bool py_equal(struct vm *vm, struct value a, struct value b)
     case V_UNDEFINED: case V_NONE: return true;
     case V_STR: return a.s.n == b.s.n && (a.s.n == 0 || memcmp(a.s.p, b.s.p, a.s.n) == 0);
     case V_LIST:
+        if (a.tag == LIST_ITERATOR || b.tag == LIST_ITERATOR) return a.l == b.l;
         if (a.tag != b.tag || a.l->n != b.l->n) return false;
         if (++vm->depth > 900) vm_fail(vm, "comparison is nested too deep");
         for (size_t i = 0; i < a.l->n; i++)
@@ -111,7 +113,7 @@ int py_order(struct vm *vm, struct value a, struct value b)
         int c = n ? memcmp(a.s.p, b.s.p, n) : 0;
         return c ? (c < 0 ? -1 : 1) : a.s.n < b.s.n ? -1 : a.s.n > b.s.n;
     }
-    if (a.type == V_LIST && b.type == V_LIST && a.tag == b.tag) {
+    if (a.type == V_LIST && b.type == V_LIST && a.tag == b.tag && a.tag <= LIST_TUPLE) {
         for (size_t i = 0; i < a.l->n && i < b.l->n; i++)
             if (!py_equal(vm, a.l->v[i], b.l->v[i])) return py_order(vm, a.l->v[i], b.l->v[i]);
         return a.l->n < b.l->n ? -1 : a.l->n > b.l->n;
@@ -130,6 +132,7 @@ bool py_in(struct vm *vm, struct value item, struct value in)
     case V_LIST:
         for (size_t i = 0; i < in.l->n; i++)
             if (py_equal(vm, item, in.l->v[i])) return true;
+        if (in.tag == LIST_ITERATOR) in.l->n = 0;
         return false;
     case V_DICT:
         if (item.type == V_LIST || item.type == V_DICT) vm_fail(vm, "unhashable type: '%s'", py_type(item));
@@ -140,6 +143,8 @@ bool py_in(struct vm *vm, struct value item, struct value in)
     default: vm_fail(vm, "argument of type '%s' is not iterable", py_type(in));
     }
 }
+
+static bool repeats(struct value v) { return v.type == V_STR || (v.type == V_LIST && v.tag <= LIST_TUPLE); }
 
 static struct value repeat(struct vm *vm, struct value v, int64_t times)
 {
@@ -173,7 +178,7 @@ static struct value add(struct vm *vm, struct value a, struct value b)
         out.tag = safe;
         return out;
     }
-    if (a.type == V_LIST && b.type == V_LIST && a.tag == b.tag) {
+    if (a.type == V_LIST && b.type == V_LIST && a.tag == b.tag && a.tag <= LIST_TUPLE) {
         struct value out = v_list(&vm->pool);
         out.tag = a.tag;
         vm_step(vm, (int64_t)(a.l->n + b.l->n));
@@ -182,7 +187,7 @@ static struct value add(struct vm *vm, struct value a, struct value b)
         return out;
     }
     if (a.type == V_STR) vm_fail(vm, "can only concatenate str (not \"%s\") to str", py_type(b));
-    if (a.type == V_LIST) vm_fail(vm, "can only concatenate %s (not \"%s\") to %s", py_type(a), py_type(b), py_type(a));
+    if (a.type == V_LIST && a.tag <= LIST_TUPLE) vm_fail(vm, "can only concatenate %s (not \"%s\") to %s", py_type(a), py_type(b), py_type(a));
     vm_fail(vm, "unsupported operand type(s) for +: '%s' and '%s'", py_type(a), py_type(b));
 }
 
@@ -203,8 +208,8 @@ struct value py_binary(struct vm *vm, enum op op, struct value a, struct value b
     vm_need_defined(vm, a);
     if (!(op == OP_MOD && a.type == V_STR)) vm_need_defined(vm, b);
     if (op == OP_MOD && a.type == V_STR) return str_format(vm, a, b);
-    if (op == OP_MUL && is_int(b) && (a.type == V_STR || a.type == V_LIST)) return repeat(vm, a, int_of(b));
-    if (op == OP_MUL && is_int(a) && (b.type == V_STR || b.type == V_LIST)) return repeat(vm, b, int_of(a));
+    if (op == OP_MUL && is_int(b) && repeats(a)) return repeat(vm, a, int_of(b));
+    if (op == OP_MUL && is_int(a) && repeats(b)) return repeat(vm, b, int_of(a));
     if (!is_number(a) || !is_number(b)) {
         if (op == OP_ADD) return add(vm, a, b);
         vm_fail(vm, "unsupported operand type(s) for %s: '%s' and '%s'", signs[op], py_type(a), py_type(b));
@@ -284,6 +289,13 @@ void py_repr(struct vm *vm, struct text *out, struct value v)
     if (v.type != V_LIST && v.type != V_DICT) { py_str(vm, out, v); return; }
     if (++vm->depth > 900) vm_fail(vm, "value is nested too deep");
     if (v.type == V_LIST) {
+        bool view = v.tag >= LIST_ITEMS && v.tag <= LIST_VALUES;
+        if (v.tag > LIST_TUPLE && !view) vm_fail(vm, "a %s has no text", py_type(v));
+        if (view) {                                             /* dict_items([…]) */
+            text_add(vm, out, py_type(v), strlen(py_type(v)));
+            text_add(vm, out, "(", 1);
+            v.tag = LIST_PLAIN;
+        }
         text_add(vm, out, v.tag ? "(" : "[", 1);
         for (size_t i = 0; i < v.l->n; i++) {
             if (i) text_add(vm, out, ", ", 2);
@@ -291,6 +303,7 @@ void py_repr(struct vm *vm, struct text *out, struct value v)
         }
         if (v.tag && v.l->n == 1) text_add(vm, out, ",", 1);
         text_add(vm, out, v.tag ? ")" : "]", 1);
+        if (view) text_add(vm, out, ")", 1);
     } else {
         text_add(vm, out, "{", 1);
         for (size_t i = 0; i < v.d->n; i++) {
@@ -342,7 +355,12 @@ struct list *py_iter(struct vm *vm, struct value v)
 {
     struct value out;
     switch (v.type) {
-    case V_LIST: return v.l;
+    case V_LIST:
+        if (v.tag != LIST_ITERATOR) return v.l;
+        out = v_list(&vm->pool);                                /* can be walked once */
+        *out.l = *v.l;
+        v.l->n = 0;
+        return out.l;
     case V_DICT:
         out = v_list(&vm->pool);
         vm_step(vm, (int64_t)v.d->n);
@@ -365,7 +383,9 @@ int64_t py_len(struct vm *vm, struct value v)
     switch (v.type) {
     case V_UNDEFINED: return 0;
     case V_STR: return (int64_t)u8_count(v.s.p, v.s.n);
-    case V_LIST: return (int64_t)v.l->n;
+    case V_LIST:
+        if (v.tag == LIST_ITERATOR) break;
+        return (int64_t)v.l->n;
     case V_DICT: return (int64_t)v.d->n;
     default: break;
     }
@@ -431,7 +451,11 @@ struct value py_attr(struct vm *vm, struct value v, const char *name)
         break;
     }
     case V_STR: method = str_has_method(name); break;
-    case V_LIST: method = list_method(name, v.tag == 1); break;
+    case V_LIST:
+        if (v.tag == LIST_TUPLE && v.l->n == 2 && strcmp(name, "grouper") == 0) return v.l->v[0];      /* what groupby gives */
+        if (v.tag == LIST_TUPLE && v.l->n == 2 && strcmp(name, "list") == 0) return v.l->v[1];
+        method = (v.tag <= LIST_TUPLE || v.tag == LIST_RANGE) && list_method(name, v.tag != LIST_PLAIN);
+        break;
     case V_OTHER:
         if (v.tag == O_LOOP) return loop_attr(vm, v, name);
         if (v.tag == O_NAMESPACE) {
@@ -462,7 +486,7 @@ struct value py_item(struct vm *vm, struct value v, struct value key)
         if (key.type != V_LIST && key.type != V_DICT)
             for (size_t i = 0; i < v.d->n; i++)
                 if (py_equal(vm, v.d->k[i], key)) return v.d->v[i];
-    } else if (v.type == V_LIST && is_int(key)) {
+    } else if (v.type == V_LIST && is_int(key) && (v.tag <= LIST_TUPLE || v.tag == LIST_RANGE)) {
         int64_t n = (int64_t)v.l->n, i = int_of(key) < 0 ? int_of(key) + n : int_of(key);
         if (i >= 0 && i < n) return v.l->v[i];
     } else if (v.type == V_STR && is_int(key)) {
@@ -493,7 +517,7 @@ static int64_t bound(struct vm *vm, struct value v, int64_t n, int64_t absent, b
 struct value py_slice(struct vm *vm, struct value v, struct value from, struct value to, struct value by)
 {
     vm_need_defined(vm, v);
-    if (v.type != V_STR && v.type != V_LIST) return v_undefined_because(vm, "'%s' object cannot be sliced", py_type(v));
+    if (v.type != V_STR && (v.type != V_LIST || (v.tag > LIST_TUPLE && v.tag != LIST_RANGE))) return v_undefined_because(vm, "'%s' object cannot be sliced", py_type(v));
     int64_t step = by.type == V_NONE ? 1 : py_index(vm, by, "slice"), n = py_len(vm, v);
     if (step == 0) vm_fail(vm, "slice step cannot be zero");
     int64_t a = bound(vm, from, n, step > 0 ? 0 : n - 1, step < 0), b = bound(vm, to, n, step > 0 ? n : -1, step < 0);

@@ -654,6 +654,16 @@ static struct node *statement(struct parser *p)                 /* behind {%, at
         want_block_end(p);
         return n;
     }
+    if (take(p, "block")) {                                     /* nothing extends a chat template: a block is its content */
+        n = node(p, S_WITH);
+        const char *name = want_name(p);
+        want_block_end(p);
+        n->c = body(p, "endblock");
+        p->tok++;
+        if (p->tok->type == T_NAME && want_name(p) != name) fail(p, "endblock names another block");
+        want_block_end(p);
+        return n;
+    }
     if (take(p, "generation")) {
         n = node(p, S_GENERATION);
         want_block_end(p);
@@ -670,7 +680,7 @@ static struct node *statement(struct parser *p)                 /* behind {%, at
         want_block_end(p);
         return n;
     }
-    static const char *const refused[] = { "include", "import", "from", "extends", "block", "do", "autoescape", "trans", "debug" };
+    static const char *const refused[] = { "include", "import", "from", "extends", "do", "autoescape", "trans", "debug" };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (at(p, refused[i])) fail(p, "the %s tag is not supported in a chat template", refused[i]);
     fail(p, "unknown tag '%.*s'", shown_n(p), shown(p));

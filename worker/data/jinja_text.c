@@ -9,6 +9,7 @@
 #include <wctype.h>
 
 #include "worker/data/jinja_ast.h"
+#include "worker/data/unicode.h"
 
 size_t u8_len(const char *p)
 {
@@ -501,7 +502,8 @@ struct value str_method(struct vm *vm, struct value s, const char *name, const s
     if (IS("isspace")) return v_bool(all(s, u8_space));
     if (IS("isalpha")) return v_bool(all(s, is_alpha));
     if (IS("isalnum")) return v_bool(all(s, alnum));
-    if (IS("isdigit") || IS("isnumeric") || IS("isdecimal")) return v_bool(all(s, is_digit));
+    if (IS("isdigit") || IS("isdecimal")) return v_bool(all(s, is_digit));
+    if (IS("isnumeric")) return v_bool(all(s, cp_is_numeric));
     if (IS("isascii")) return v_bool(s.s.n == 0 || all(s, ascii));
     if (IS("isprintable")) return v_bool(s.s.n == 0 || all(s, u8_printable));
     if (IS("isupper")) return v_bool(cased(s, true));

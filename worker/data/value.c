@@ -352,6 +352,7 @@ static bool dump(struct buf *b, struct value v, int indent, int depth, bool sort
     case V_BIG: buf_add(b, v.s.p, v.s.n); return true;
     case V_STR: dump_string(b, v.s.p, v.s.n); return true;
     case V_LIST:
+        if (v.tag > LIST_TUPLE) { *bad = v.tag == LIST_ITERATOR ? "generator" : v.tag == LIST_RANGE ? "range" : "dict view"; return false; }
         if (v.l->n == 0) { buf_str(b, "[]"); return true; }
         buf_add(b, "[", 1);
         for (size_t i = 0; i < v.l->n; i++) {

@@ -23,9 +23,12 @@ void pool_release(struct pool *p);
 
 enum value_type { V_UNDEFINED, V_NONE, V_BOOL, V_INT, V_FLOAT, V_BIG, V_STR, V_LIST, V_DICT, V_OTHER };
 
+/* What kind of sequence a V_LIST is to a template. Only the first two are JSON. */
+enum list_tag { LIST_PLAIN, LIST_TUPLE, LIST_ITERATOR, LIST_ITEMS, LIST_KEYS, LIST_VALUES, LIST_RANGE };
+
 struct value {
     enum value_type type;
-    int tag;                    /* V_LIST: 1 for a tuple; V_OTHER: which kind, see jinja.c; V_BOOL: 0 or 1 */
+    int tag;                    /* V_BOOL: 0 or 1; V_LIST: enum list_tag; V_STR: 1 where safe (Markup); V_OTHER: which kind, see jinja_ast.h */
     union {
         int64_t i;
         double f;
