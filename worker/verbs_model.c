@@ -125,7 +125,7 @@ out:
 static int lay_out(struct sample *s, int64_t max_len, struct error *err)
 {
     enum { CHUNK = 512 };               /* prompt tokens that go through the layers together */
-    struct model_options o = { &s->spec, &s->config, s->ops, &s->mesh, ACT_LAYER, max_len < CHUNK ? max_len : CHUNK, 1 };
+    struct model_options o = { &s->spec, &s->config, s->ops, &s->mesh, ACT_LAYER, max_len < CHUNK ? max_len : CHUNK, 1, 0 };
     int rc = model_new(&s->model, &o, s->stream, &s->arenas[PLACE_DEVICE], &s->arenas[PLACE_SHARED], &s->arenas[PLACE_HOST], err);
     return rc == OK ? sampler_new(&s->sampler, s->model, max_len, &s->arenas[PLACE_DEVICE], err) : rc;
 }

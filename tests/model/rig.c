@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+int64_t rig_tile_rows;
+
 const char *fixture(const char *name)
 {
     static char buf[4][1000];
@@ -37,7 +39,7 @@ int rig_open_rank(struct rig *r, struct comm_world *w, int rank, const char *dir
     if ((rc = mesh_choose(&r->mesh, &r->spec, r->config.H, r->config.Hkv, rank, err)) != OK) return rc;
     if (w && (rc = mesh_connect(&r->mesh, w, err)) != OK) return rc;
     ck_assert_int_eq(r->ops->stream_new(&r->s, true, err), OK);
-    struct model_options o = { &r->spec, &r->config, r->ops, &r->mesh, policy, max_T, max_docs };
+    struct model_options o = { &r->spec, &r->config, r->ops, &r->mesh, policy, max_T, max_docs, rig_tile_rows };
     for (int i = 0; i < MEM_PLACES; i++) arena_init(&r->arenas[i], (enum mem_place)i, NULL, 0);
     if ((rc = lay_out(r, &o, err)) != OK) return rc;
     model_free(r->m);

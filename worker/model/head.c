@@ -79,12 +79,10 @@ int head_logits(struct model *m, const void *x, int64_t from, int64_t n, float *
     return rc;
 }
 
-/* z_tile: set by model_new before linear_layout, which asks for its workspace. */
 int64_t head_tile_rows(const struct model *m)
 {
     int64_t r = TILE_BYTES / (m->c->V * (int64_t)dtype_size(m->dt));
-    if (r < TILE_MIN_ROWS) r = TILE_MIN_ROWS;
-    return r < m->max_Tl ? r : m->max_Tl;
+    return r < TILE_MIN_ROWS ? TILE_MIN_ROWS : r;
 }
 
 void head_layout(struct model *m, struct arena *device, struct arena *host)

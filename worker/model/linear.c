@@ -9,7 +9,7 @@
 
 #include "worker/model/decoder.h"
 
-enum { LORA_TILE = 4096, DORA_ROWS = 256 };
+enum { DORA_ROWS = 256 };
 
 int model_op(struct model *m, const char *what, int rc)
 {
@@ -247,7 +247,6 @@ void linear_layout(struct model *m, struct arena *device)
     const struct model_config *c = m->c;
     int64_t widest = c->C > c->F ? c->C : c->F;
     if (c->H * c->D > widest) widest = c->H * c->D;
-    m->lora_tile = m->max_Tl < LORA_TILE ? m->max_Tl : LORA_TILE;
     for (int64_t rows = m->max_Tl;; rows = m->mlp_tile) {
         need_linear(m, rows, c->H * c->D, c->C);
         need_linear(m, rows, c->Hkv * c->D, c->C);

@@ -6,7 +6,7 @@
 
 #include "worker/model/decoder.h"
 
-enum { MLP_TILE_BYTES = 32 << 20, MLP_TILE_MIN_ROWS = 128 };
+enum { MLP_TILE_BYTES = 32 << 20, MLP_TILE_MIN_ROWS = 128, LORA_TILE_ROWS = 4096 };
 
 const char *const act_policy_names[ACT_POLICIES] = {
     [ACT_NONE] = "none", [ACT_ATTENTION] = "attention", [ACT_LAYER] = "layer", [ACT_OFFLOAD_HOST] = "offload_host", [ACT_OFFLOAD_DISK] = "offload_disk",
@@ -75,8 +75,13 @@ static int read_options(struct model *m, const struct model_options *o, struct e
     m->max_T = m->max_Tl * m->P;
     m->mlp_tile = MLP_TILE_BYTES / (m->c->F * (int64_t)dtype_size(m->dt));
     if (m->mlp_tile < MLP_TILE_MIN_ROWS) m->mlp_tile = MLP_TILE_MIN_ROWS;
-    if (m->mlp_tile > m->max_Tl) m->mlp_tile = m->max_Tl;
+    m->lora_tile = LORA_TILE_ROWS;
     m->z_tile = head_tile_rows(m);
+    int64_t *const tiles[] = { &m->mlp_tile, &m->lora_tile, &m->z_tile };
+    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++) {
+        if (o->tile_rows > 0 && *tiles[i] > o->tile_rows) *tiles[i] = o->tile_rows;
+        if (*tiles[i] > m->max_Tl) *tiles[i] = m->max_Tl;
+    }
     return OK;
 }
 

@@ -33,6 +33,7 @@ struct model_options {
     const struct mesh *mesh;            /* connected, unless only planning */
     enum act_policy policy;             /* not auto: the plan tries them in order */
     int64_t max_T, max_docs;            /* bounds of any row (loader_bounds), over the whole sequence-parallel group */
+    int64_t tile_rows;                  /* most tokens in a tile of MLP, logits and adapters; 0: by their sizes in bytes */
 };
 
 struct model;
