@@ -404,9 +404,15 @@ static int write_spec(struct attempt *a, struct error *err)
     return rc;
 }
 
-struct child { uv_process_t process; struct daemon *d; int64_t job, n; };
+struct child { uv_process_t process; struct daemon *d; int64_t job, n; struct child *next; };
+static struct child *children;      /* keepers this process started and has not reaped */
 
-static void on_child_closed(uv_handle_t *h) { free(h->data); }
+static void on_child_closed(uv_handle_t *h)
+{
+    for (struct child **p = &children; *p; p = &(*p)->next)
+        if (*p == h->data) { *p = (*p)->next; break; }
+    free(h->data);
+}
 
 static void on_keeper_exit(uv_process_t *p, int64_t status, int sig)
 {
@@ -452,6 +458,8 @@ static int spawn(struct attempt *a, struct error *err)
         if (d->keeper) uv_close((uv_handle_t *)&c->process, on_child_closed);
         else free(c);
     } else {
+        c->next = children;
+        children = c;
         a->pid = c->process.pid;
         a->start_time = proc_start_time(a->pid);
         a->child = true;
@@ -773,6 +781,8 @@ void attempts_detach(struct daemon *d)
     attempts_flush(d);
     for (struct job *j = d->jobs; j; j = j->next)
         if (j->attempt) { attempt_free(j->attempt); j->attempt = NULL; }
+    for (struct child *c = children; c; c = c->next)
+        if (!uv_is_closing((uv_handle_t *)&c->process)) uv_close((uv_handle_t *)&c->process, on_child_closed);
 }
 
 /* --- to the store --- */

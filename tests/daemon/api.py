@@ -171,7 +171,7 @@ def test_pause_resume_requeue_clone(new):
     assert d.ask("POST", f"/v1/jobs/{id}/pause").status == 202
     j = d.until(id, "paused")
     assert j["checkpoint"].startswith("/ckpt/checkpoint-") and all(x["job"] is None for x in d.get("/v1/devices")["items"]), j
-    assert [c["step"] for c in d.get(f"/v1/jobs/{id}/checkpoints")["items"]] == [j["checkpoint_step"]]
+    assert j["checkpoint_step"] in [c["step"] for c in d.get(f"/v1/jobs/{id}/checkpoints")["items"]]
     time.sleep(0.3)
     assert d.job(id)["state"] == "paused"
     assert d.ask("POST", f"/v1/jobs/{id}/resume").status == 202
