@@ -70,6 +70,55 @@ static int body(struct comm_world *w, int rank, void *arg)
     return 0;
 }
 
+/* Gradients of the LoRA case with dropout, on this rank's part of the row. */
+static int dropout_grads(struct comm_world *w, int rank, int U, int R, struct rig *r, struct error *err)
+{
+    struct test_case c;
+    struct model_loss loss = { 0 };
+    char more[500];
+    (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"nproc_per_node\":%d,\"ulysses_size\":%d,\"ring_size\":%d,\"lora_rank\":4,\"lora_alpha\":8,\"lora_dropout\":0.4,\"adapter\":\"%s\"",
+                   U * R, U, R, fixture("lora"));
+    case_open(&c, fixture("lora"));
+    int rc = rig_open_rank(r, w, rank, fixture("qwen2-tied"), more, ACT_ATTENTION, c.row.T, c.row.n_docs, err);
+    if (rc == OK) rc = model_load(r->m, fixture("qwen2-tied"), err);
+    if (rc == OK) rc = model_zero_grads(r->m, err);
+    if (rc == OK) rc = model_row(r->m, &c.row, err);
+    if (rc == OK) rc = model_forward_backward(r->m, 1.0 / c.row.weight_sum, &loss, err);
+    case_close(&c);
+    return rc;
+}
+
+static int dropout_body(struct comm_world *w, int rank, void *arg)
+{
+    const struct job *j = arg;
+    struct error err = { 0 };
+    struct rig alone, r;
+    int rc = dropout_grads(NULL, 0, 1, 1, &alone, &err);
+    if (rc == OK) rc = dropout_grads(w, rank, splits[j->split].U, splits[j->split].R, &r, &err);
+    struct params *p = rc == OK ? model_params(r.m) : NULL, *q = rc == OK ? model_params(alone.m) : NULL;
+    if (rc == OK) rc = comm_all_reduce(r.mesh.all, r.s, DT_F32, p->flat_g, p->n_flat, &err);
+    double num = 0, den = 0;
+    for (int64_t k = 0; rc == OK && k < q->n; k++) {
+        for (int64_t i = 0; q->v[k].trained && i < q->v[k].n; i++) {
+            double a = (double)p->v[k].g[i], b = (double)q->v[k].g[i];
+            num += (a - b) * (a - b);
+            den += b * b;
+        }
+    }
+    if (rc == OK && !(sqrt(num) <= 1e-5 * sqrt(den))) rc = error_set(&err, E_INTERNAL, "the masks differ: %g", sqrt(num / den));
+    if (rc == OK) rc = comm_barrier(r.mesh.all, &err);
+    if (rc != OK) (void)fprintf(stderr, "rank %d: %s\n", rank, err.text);
+    return rc != OK;
+}
+
+/* The same masks for every split. */
+START_TEST(dropout_is_the_row_s)
+{
+    struct job j = { _i, 0 };
+    ck_assert_int_eq(ranks_run(splits[j.split].U * splits[j.split].R, kernel_ops_cpu(), 4 << 20, 20000, dropout_body, &j), 0);
+}
+END_TEST
+
 START_TEST(every_split_agrees)
 {
     struct job j = { _i / N_CASES, _i % N_CASES };
@@ -84,6 +133,7 @@ int main(void)
     TCase *t = tcase_create("ranks");
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, every_split_agrees, 0, N_SPLITS * N_CASES);
+    tcase_add_loop_test(t, dropout_is_the_row_s, 0, N_SPLITS);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
