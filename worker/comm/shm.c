@@ -98,7 +98,7 @@ struct transfer {
     int64_t *cuts;
     enum { QUEUED, RUNNING, FINISHED } state;
     int rc;
-    double busy_s, late_s;
+    double started, busy_s, late_s;         /* busy: from the start to the end of the transfer, peers that are late included */
     struct error err;
 };
 
@@ -554,9 +554,8 @@ static int do_pieces(struct transfer *h, struct watch *look)
 /* Runs on the communication thread, or on the main one when it has nothing better to do. */
 static void run_job(struct transfer *h, struct watch *look)
 {
-    double t0 = comm_now();
     h->rc = h->head.kind == COMM_HOP ? take_hop(h, look) : do_pieces(h, look);
-    h->busy_s = comm_now() - t0;
+    h->busy_s = comm_now() - h->started;
 }
 
 static void *communication_thread(void *arg)
@@ -591,7 +590,7 @@ static void *communication_thread(void *arg)
 static struct transfer *new_transfer(struct comm *c, enum comm_kind kind)
 {
     struct transfer *h = xcalloc(1, sizeof *h);
-    *h = (struct transfer){ .head = { kind }, .c = c, .sh = c->w->priv, .prev = -1, .next = -1, .state = FINISHED };
+    *h = (struct transfer){ .head = { kind }, .c = c, .sh = c->w->priv, .prev = -1, .next = -1, .state = FINISHED, .started = comm_now() };
     return h;
 }
 
@@ -692,9 +691,10 @@ static int shm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *hop, 
     int rc = h->rc;
     if (rc != OK && err) *err = h->err;
     if (rc == OK && h->next >= 0) {
-        double t0 = comm_now();
-        rc = wait_for(sh, &sh->watch[0], &control_of(sh, c->w->rank)->box[h->next].done, h->want_done, h->next, &h->late_s, err);
-        if (h->prev < 0) h->busy_s += comm_now() - t0;
+        _Atomic uint64_t *done = &control_of(sh, c->w->rank)->box[h->next].done;
+        bool waits = atomic_load(done) < h->want_done;
+        rc = wait_for(sh, &sh->watch[0], done, h->want_done, h->next, &h->late_s, err);
+        if (waits || h->prev < 0) h->busy_s = comm_now() - h->started;
     }
     *busy_s = h->busy_s;
     *late_s = h->late_s;
