@@ -80,7 +80,7 @@ def main():
                       packing=True, tuner_type="full", learning_rate=1e-3, max_steps=STEPS, save_steps=5, save_total_limit=2, seed=3, device="cpu", nproc_per_node=WORLD,
                       threads_per_rank=1)
         for case in range(3):
-            mesh = [dict(ulysses_size=2, ring_size=2), dict(ring_size=4, zero_stage=2), dict(ulysses_size=4, zero_stage=1)][case]
+            mesh = [dict(ulysses_size=2, ring_size=2), dict(ring_size=4, zero_stage=2), dict(ulysses_size=4, zero_stage=3)][case]
             victim, after = rng.randrange(WORLD), 0.5 + rng.random()
             took = strike(worker, tmp, how, victim, after, {**fields, **mesh})
             print(f"{sys.argv[2]} rank {victim} {mesh}: all others gone after {took:.1f} s", flush=True)

@@ -265,3 +265,10 @@ int comm_barrier(struct comm *c, struct error *err)
     call_end(c->w, COMM_BARRIER, 0, t0);
     return rc;
 }
+
+const void *comm_peer_memory(const struct comm *c, int p)
+{
+    assert(p >= 0 && p < c->n);
+    if (p == c->me) return c->w->memory;
+    return c->w->t->peer_memory ? c->w->t->peer_memory(c, p) : NULL;
+}

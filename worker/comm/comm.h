@@ -66,5 +66,7 @@ int comm_reduce_scatter(struct comm *c, struct stream *s, enum dtype dt, void *o
 int comm_all_gather(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err);
 int comm_broadcast(struct comm *c, struct stream *s, void *x, int64_t bytes, int root, struct error *err);
 int comm_barrier(struct comm *c, struct error *err);
+/* Member p's comm_memory, to be read in place while nobody writes it; NULL where the transport cannot. */
+const void *comm_peer_memory(const struct comm *c, int p);
 
 #endif

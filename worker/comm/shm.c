@@ -490,6 +490,12 @@ static int shm_broadcast(struct comm *c, struct stream *s, void *x, int64_t byte
 
 static int shm_barrier(struct comm *c, struct error *err) { return meet_again(c, COMM_BARRIER, err); }
 
+static const void *shm_peer_memory(const struct comm *c, int p)
+{
+    const struct shm *sh = c->w->priv;
+    return sh->seg[c->ranks[p]] + sh->user_at;
+}
+
 /* --- the communication thread's work --- */
 
 /* Takes what prev has offered. */
@@ -849,5 +855,5 @@ static void shm_close(struct comm_world *w)
 const struct comm_transport comm_transport_shm = {
     .name = "shm", .overhead_bytes = shm_overhead_bytes, .open = shm_open_world, .close = shm_close, .all_to_all = shm_all_to_all,
     .hop_start = shm_hop_start, .hop_wait = shm_hop_wait, .reduce_pieces_start = shm_reduce_pieces_start, .gather_pieces_start = shm_gather_pieces_start, .all_reduce = shm_all_reduce, .reduce_scatter = shm_reduce_scatter,
-    .all_gather = shm_all_gather, .broadcast = shm_broadcast, .barrier = shm_barrier,
+    .all_gather = shm_all_gather, .broadcast = shm_broadcast, .barrier = shm_barrier, .peer_memory = shm_peer_memory,
 };

@@ -38,6 +38,7 @@ struct comm_transport {
     int  (*all_gather)(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, int64_t count, struct error *err);
     int  (*broadcast)(struct comm *c, struct stream *s, void *x, int64_t bytes, int root, struct error *err);
     int  (*barrier)(struct comm *c, struct error *err);
+    const void *(*peer_memory)(const struct comm *c, int p);        /* may be NULL */
 };
 extern const struct comm_transport comm_transport_shm;
 

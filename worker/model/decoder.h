@@ -45,6 +45,7 @@ struct model {
     struct params params;
     int64_t cap_params;
     struct zero *zero;                      /* gradients in shards; NULL: whole, in flat_g */
+    struct zero_weights *shards;            /* weights in shards: of all parameters, or with LoRA of the frozen ones; NULL: whole */
     int64_t *unit_first;                    /* [L+3] first parameter of embedding, layers, norm and head; end */
     struct param *embed, *norm, *head;      /* head == embed when tied */
     struct layer *layers;
@@ -103,6 +104,11 @@ int params_build(struct model *m, struct arena *device, struct arena *shared, st
 /* With ZeRO 2 a unit's parameters have gradients (param.g) between these two only. Units: 0 embedding, 1…L layers, L+1 norm and head. */
 int params_open_grads(struct model *m, int64_t unit);
 int params_close_grads(struct model *m, int64_t unit);
+/* With ZeRO 3 a unit's sharded parameters have weights (param.w) between these two only; next: the unit to fetch meanwhile, -1: none. */
+int params_open(struct model *m, int64_t unit, int64_t next);
+void params_close(struct model *m, int64_t unit);
+/* Elements [from, from+n) of p from host memory into the model, as far as they are this rank's. */
+int params_store(struct model *m, const struct param *p, const void *host, int64_t from, int64_t n);
 void params_release(struct params *p);
 /* Base tensor name ("model.norm.weight") of a parameter that is no LoRA part: its name without PEFT's prefix. */
 const char *param_base_name(const struct param *p);

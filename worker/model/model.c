@@ -117,6 +117,7 @@ void model_free(struct model *m)
     offload_close(m);
     params_release(&m->params);
     zero_free(m->zero);
+    zero_weights_free(m->shards);
     free(m->unit_first);
     free(m->layers);
     free(m);
@@ -214,9 +215,13 @@ static double now_s(void)
 static int forward(struct model *m)
 {
     const struct model_config *c = m->c;
+    TRY(params_open(m, 0, 1));
     TRY(model_op(m, "embedding", m->ops->embed_fwd(m->s, m->dt, m->layers[0].x, m->embed->w, m->ids, m->Tl, c->C, c->V)));
+    params_close(m, 0);
     for (int64_t i = 0; i < c->L; i++) {
+        TRY(params_open(m, i + 1, i + 2));
         TRY(layer_fwd(m, &m->layers[i], i + 1 < c->L ? m->layers[i + 1].x : m->x_out));
+        params_close(m, i + 1);
         if (m->train) TRY(offload_put(m, i));
     }
     return OK;
@@ -235,6 +240,19 @@ static int mute_padding(struct model *m)
     return OK;
 }
 
+/* The final norm and the head, which may be the embedding. */
+static int open_head(struct model *m)
+{
+    TRY(params_open(m, m->c->L + 1, -1));
+    return m->head == m->embed ? params_open(m, 0, -1) : OK;
+}
+
+static void close_head(struct model *m)
+{
+    params_close(m, m->c->L + 1);
+    if (m->head == m->embed) params_close(m, 0);
+}
+
 int model_forward_backward(struct model *m, double scale, struct model_loss *out, struct error *err)
 {
     const struct model_config *c = m->c;
@@ -245,13 +263,17 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     bool tied = m->head == m->embed;
     TRY(params_open_grads(m, c->L + 1));
     if (tied) TRY(params_open_grads(m, 0));
+    TRY(open_head(m));
     TRY(head_run(m, m->x_out, scale, true, out));
+    close_head(m);
     TRY(params_close_grads(m, c->L + 1));
     double middle = now_s();
     for (int64_t i = c->L; i-- > 0;) {
         TRY(offload_get(m, i));
         TRY(params_open_grads(m, i + 1));
+        TRY(params_open(m, i + 1, i > 0 ? i : -1));
         TRY(layer_bwd(m, &m->layers[i]));
+        params_close(m, i + 1);
         TRY(params_close_grads(m, i + 1));
     }
     if (!tied) TRY(params_open_grads(m, 0));
@@ -270,7 +292,10 @@ int model_eval(struct model *m, struct model_loss *out, struct error *err)
     m->err = err;
     m->train = false;
     TRY(forward(m));
-    return head_run(m, m->x_out, 0, false, out);
+    TRY(open_head(m));
+    TRY(head_run(m, m->x_out, 0, false, out));
+    close_head(m);
+    return OK;
 }
 
 int model_logits(struct model *m, int64_t from, int64_t n, float *out, struct error *err)
@@ -278,7 +303,10 @@ int model_logits(struct model *m, int64_t from, int64_t n, float *out, struct er
     m->err = err;
     m->train = false;
     TRY(forward(m));
-    return head_logits(m, m->x_out, from, n, out);
+    TRY(open_head(m));
+    TRY(head_logits(m, m->x_out, from, n, out));
+    close_head(m);
+    return OK;
 }
 
 int model_last_logits(struct model *m, float *logits, bool *mine, struct error *err)
@@ -289,7 +317,10 @@ int model_last_logits(struct model *m, float *logits, bool *mine, struct error *
     m->err = err;
     m->train = false;
     TRY(forward(m));
-    return *mine ? head_logits(m, m->x_out, at, 1, logits) : OK;
+    TRY(open_head(m));
+    if (*mine) TRY(head_logits(m, m->x_out, at, 1, logits));
+    close_head(m);
+    return OK;
 }
 
 int model_zero_grads(struct model *m, struct error *err)
@@ -301,6 +332,7 @@ int model_zero_grads(struct model *m, struct error *err)
 int model_weights_changed(struct model *m, struct error *err)
 {
     m->err = err;
+    if (m->shards) TRY(zero_weights_changed(m->shards, m->s, err));
     for (int64_t i = 0; m->dora && i < m->c->L; i++) {
         for (int k = 0; k < LAYER_LINEARS; k++) {
             struct linear *l = layer_linear(&m->layers[i], k);

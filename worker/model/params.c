@@ -40,7 +40,7 @@ static struct param *add(struct model *m, char *name, int64_t d0, int64_t d1, en
     if (p->n == m->cap_params) abort();         /* params_build's bound is wrong: our bug */
     struct param *q = &p->v[p->n++];
     *q = (struct param){ .name = name, .ndim = d1 > 0 ? 2 : 1, .dim = { d0, d1 }, .n = d1 > 0 ? d0 * d1 : d0, .dt = m->dt, .at = -1,
-                         .init = init, .source = -1 };
+                         .shard_at = -1, .init = init, .source = -1 };
     q->decay = decays(name);
     return q;
 }
@@ -107,17 +107,55 @@ static int add_layer(struct model *m, struct targets *t, int64_t i, struct error
     return OK;
 }
 
-/* The flat vector's range of a unit. Tied, the embedding is open from the head's backward to its own, untied the two never meet. */
-static struct zero_unit unit_range(const struct model *m, int64_t unit)
+/* A unit's range of the flat vector, or of the one that shards weights. Tied, the embedding is open from the head's backward to its own; untied
+ * the two never meet. */
+static struct zero_unit unit_range(const struct model *m, int64_t unit, bool weights)
 {
     const struct params *p = &m->params;
     int64_t last = m->c->L + 1, from = -1, to = 0;
     for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++) {
-        if (!p->v[i].trained) continue;
-        if (from < 0) from = p->v[i].at;
-        to = p->v[i].at + p->v[i].n;
+        int64_t at = weights ? p->v[i].shard_at : p->v[i].at;
+        if (at < 0) continue;
+        if (from < 0) from = at;
+        to = at + p->v[i].n;
     }
     return (struct zero_unit){ from < 0 ? 0 : from, from < 0 ? 0 : to - from, unit == 0 ? 0 : unit < last ? 1 + (int)(unit % 2) : m->head == m->embed ? 3 : 0 };
+}
+
+static struct zero_unit *all_units(const struct model *m, bool weights, int *n)
+{
+    *n = (int)m->c->L + 2;
+    struct zero_unit *units = xmalloc((unsigned long)*n * sizeof *units);
+    for (int i = 0; i < *n; i++) units[i] = unit_range(m, i, weights);
+    return units;
+}
+
+static bool shards_weights(const struct model *m) { return m->spec->zero_stage >= 3 && m->mesh->world > 1; }
+
+/* Everything when everything is trained; with adapters, which are small and stay whole, the frozen base. */
+static int take_shards(struct model *m, struct arena *device, struct arena *shared, struct error *err)
+{
+    struct params *p = &m->params;
+    int64_t n = 0, step = FLAT_ALIGN * (int64_t)m->mesh->world, hi;
+    if (m->dora) return error_set(err, E_UNSUPPORTED, "zero_stage 3 with use_dora: its norms need whole matrices; use zero_stage 2");
+    if (m->lora && m->head != m->embed && m->head->init == INIT_COPY)
+        return error_set(err, E_UNSUPPORTED, "zero_stage 3 with a tied embedding in modules_to_save is not built; use zero_stage 2");
+    for (int64_t i = 0; i < p->n; i++) {
+        struct param *q = &p->v[i];
+        if (m->lora && q->trained) continue;
+        q->shard_at = n;
+        n += (q->n + FLAT_ALIGN - 1) / FLAT_ALIGN * FLAT_ALIGN;
+    }
+    n = (n + step - 1) / step * step;
+    int n_units;
+    struct zero_unit *units = all_units(m, true, &n_units);
+    int rc = zero_weights_new(&m->shards, m->ops, m->mesh, m->dt, n, units, n_units, device, shared, err);
+    free(units);
+    if (rc == OK && !m->lora) {
+        p->flat_w = zero_weights_shard(m->shards, &p->w_at, &hi);
+        p->n_w = hi - p->w_at;
+    }
+    return rc;
 }
 
 /* Whole gradients, or with ZeRO 2 a shard and buckets. */
@@ -129,9 +167,8 @@ static int take_grads(struct model *m, struct arena *device, struct arena *share
         p->flat_g = arena_take(device, MEM_GRADIENTS, DT_F32, p->n_flat, 0, 0, 0, "gradients");
         return OK;
     }
-    int n = (int)m->c->L + 2;
-    struct zero_unit *units = xmalloc((unsigned long)n * sizeof *units);
-    for (int i = 0; i < n; i++) units[i] = unit_range(m, i);
+    int n;
+    struct zero_unit *units = all_units(m, false, &n);
     int64_t hi;
     zero_shard(m->mesh, 2, p->n_flat, &p->g_at, &hi);
     p->n_g = hi - p->g_at;
@@ -155,10 +192,14 @@ static int place(struct model *m, struct arena *device, struct arena *shared, st
     }
     int64_t step = FLAT_ALIGN * (int64_t)m->mesh->world;
     p->n_flat = (p->n_flat + step - 1) / step * step;
-    p->flat_w = arena_take(device, MEM_WEIGHTS, p->dt, p->n_flat, 0, 0, 0, "weights.trained");
+    bool shards = shards_weights(m);
+    p->n_w = p->n_flat;
+    if (shards) TRY(take_shards(m, device, shared, err));
+    if (!shards || m->lora) p->flat_w = arena_take(device, MEM_WEIGHTS, p->dt, p->n_flat, 0, 0, 0, "weights.trained");
     TRY(take_grads(m, device, shared, err));
     for (int64_t i = 0; i < p->n; i++) {
         struct param *q = &p->v[i];
+        if (q->shard_at >= 0) continue;
         if (!q->trained) q->w = arena_take(device, MEM_WEIGHTS, q->dt, q->dim[0], q->dim[1], 0, 0, "%s", q->name);
         else if (p->flat_w) {
             q->w = (char *)p->flat_w + q->at * (int64_t)dtype_size(p->dt);
@@ -173,7 +214,7 @@ int params_open_grads(struct model *m, int64_t unit)
     if (!m->zero) return OK;
     float *g;
     TRY(zero_open(m->zero, m->s, (int)unit, &g, m->err));
-    int64_t at = unit_range(m, unit).at;
+    int64_t at = unit_range(m, unit, false).at;
     for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++)
         if (m->params.v[i].trained) m->params.v[i].g = g + (m->params.v[i].at - at);
     return OK;
@@ -184,6 +225,38 @@ int params_close_grads(struct model *m, int64_t unit)
     if (!m->zero) return OK;
     for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++) m->params.v[i].g = NULL;
     return zero_close(m->zero, m->s, (int)unit, m->err);
+}
+
+int params_open(struct model *m, int64_t unit, int64_t next)
+{
+    if (!m->shards) return OK;
+    void *w;
+    TRY(zero_weights_open(m->shards, m->s, (int)unit, (int)next, &w, m->err));
+    int64_t at = unit_range(m, unit, true).at;
+    for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++) {
+        struct param *q = &m->params.v[i];
+        if (q->shard_at >= 0) q->w = (char *)w + (size_t)(q->shard_at - at) * dtype_size(m->dt);
+    }
+    return OK;
+}
+
+void params_close(struct model *m, int64_t unit)
+{
+    if (!m->shards) return;
+    for (int64_t i = m->unit_first[unit]; i < m->unit_first[unit + 1]; i++)
+        if (m->params.v[i].shard_at >= 0) m->params.v[i].w = NULL;
+    zero_weights_close(m->shards, (int)unit);
+}
+
+int params_store(struct model *m, const struct param *p, const void *host, int64_t from, int64_t n)
+{
+    size_t size = dtype_size(p->dt);
+    if (p->shard_at < 0) return model_op(m, "copy", m->ops->copy(m->s, (char *)p->w + (size_t)from * size, host, (size_t)n * size));
+    int64_t lo, hi, at = p->shard_at + from;
+    char *shard = zero_weights_shard(m->shards, &lo, &hi);
+    int64_t a = at > lo ? at : lo, b = at + n < hi ? at + n : hi;
+    if (a >= b) return OK;
+    return model_op(m, "copy", m->ops->copy(m->s, shard + (size_t)(a - lo) * size, (const char *)host + (size_t)(a - at) * size, (size_t)(b - a) * size));
 }
 
 int params_build(struct model *m, struct arena *device, struct arena *shared, struct error *err)

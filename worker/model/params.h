@@ -21,6 +21,7 @@ struct param {
     void *w;                    /* device; NULL when only planned */
     float *g;                   /* f32 gradient; NULL when frozen */
     int64_t at;                 /* in the flat vector; -1 frozen */
+    int64_t shard_at;           /* with ZeRO 3: in the vector of weights that is sharded, and w is there while its unit is open; else -1 */
     bool trained;
     bool decay;                 /* weight decay applies: not for biases and norm weights (as in Hugging Face and ms-swift) */
     bool adapter;               /* belongs to adapter_model.safetensors */
@@ -37,6 +38,7 @@ struct params {
     void *flat_w;               /* [n_flat] dt */
     float *flat_g;              /* [n_g] f32: elements g_at … of the vector; all of it, or with ZeRO 2 this rank's shard */
     int64_t g_at, n_g;
+    int64_t w_at, n_w;          /* the same of flat_w: a shard with ZeRO 3 when everything is trained */
 };
 
 struct param *params_find(const struct params *p, const char *name);    /* NULL if there is none */

@@ -26,7 +26,7 @@ static int fill_param(struct model *m, struct param *p, filler fill, void *arg, 
     for (int64_t i = 0; i < p->n && rc == OK; i += PIECE) {
         int64_t n = p->n - i < PIECE ? p->n - i : PIECE;
         rc = fill(arg, buf, i, n, err);
-        if (rc == OK) rc = model_op(m, "copy", m->ops->copy(m->s, (char *)p->w + (size_t)i * size, buf, (size_t)n * size));
+        if (rc == OK) rc = params_store(m, p, buf, i, n);
         if (rc == OK) rc = m->ops->stream_wait(m->s, err);
     }
     free(buf);
@@ -278,12 +278,16 @@ int model_load_checkpoint(struct model *m, const char *dir, struct error *err)
 }
 
 /* --- writing --- */
-struct to_file { struct model *m; const void *w; };
+struct to_file { struct model *m; const void *w; int64_t shard_at; };    /* shard_at: with ZeRO 3, where it lies in the shards; else -1 */
 
 static int read_device(void *arg, void *buf, int64_t off, int64_t bytes, struct error *err)
 {
     const struct to_file *f = arg;
     f->m->err = err;
+    if (f->shard_at >= 0) {
+        int64_t size = (int64_t)dtype_size(f->m->dt);
+        return zero_weights_read(f->m->shards, f->m->s, buf, f->shard_at + off / size, bytes / size, err);
+    }
     TRY(model_op(f->m, "copy", f->m->ops->copy(f->m->s, buf, (const char *)f->w + off, (size_t)bytes)));
     return f->m->ops->stream_wait(f->m->s, err);
 }
@@ -297,7 +301,7 @@ static int write_params(struct model *m, bool grads, const char *dir, const char
     for (int64_t i = 0; i < p->n; i++) {
         struct param *q = &p->v[i];
         if (grads ? !q->trained : m->lora && !q->adapter) continue;
-        f[n] = (struct to_file){ m, grads ? (const void *)q->g : q->w };
+        f[n] = (struct to_file){ m, grads ? (const void *)q->g : q->w, grads ? -1 : q->shard_at };
         t[n] = (struct st_source){ .name = q->name, .dt = grads ? DT_F32 : q->dt, .ndim = q->ndim, .dim = { q->dim[0], q->dim[1] }, .read = read_device, .arg = &f[n] };
         n++;
     }

@@ -104,3 +104,126 @@ int64_t zero_sent_per_sweep(const struct zero *z)
     }
     return elements * (int64_t)sizeof(float);
 }
+
+/* --- stage 3 --- */
+
+struct zero_weights {
+    const struct kernel_ops *ops;
+    const struct mesh *m;
+    enum dtype dt;
+    int64_t n, lo, hi;
+    struct zero_unit *units;
+    int n_units;
+    char *shard;                        /* [hi-lo], in comm_memory */
+    char *bucket[BUCKETS_MAX];
+    int holds[BUCKETS_MAX], users[BUCKETS_MAX];     /* unit in the bucket or on its way, -1: none; opens not yet closed */
+    struct comm_hop *pending[BUCKETS_MAX];
+    int64_t *cuts;
+};
+
+int zero_weights_new(struct zero_weights **out, const struct kernel_ops *ops, const struct mesh *m, enum dtype dt, int64_t n, const struct zero_unit *units, int n_units,
+                     struct arena *device, struct arena *shared, struct error *err)
+{
+    (void)err;
+    struct zero_weights *z = *out = xcalloc(1, sizeof *z);
+    *z = (struct zero_weights){ .ops = ops, .m = m, .dt = dt, .n = n, .n_units = n_units };
+    zero_shard(m, 3, n, &z->lo, &z->hi);
+    z->units = xmalloc((unsigned long)n_units * sizeof *units);
+    memcpy(z->units, units, (unsigned long)n_units * sizeof *units);
+    z->cuts = xmalloc((unsigned long)(m->world + 1) * sizeof *z->cuts);
+    z->shard = arena_take(shared, MEM_WEIGHTS, dt, z->hi - z->lo, 0, 0, 0, "weights.shard");
+    for (int b = 0; b < BUCKETS_MAX; b++) {
+        int64_t most = 0;
+        z->holds[b] = -1;
+        for (int i = 0; i < n_units; i++)
+            if (units[i].bucket == b && units[i].n > most) most = units[i].n;
+        if (most > 0) z->bucket[b] = arena_take(device, MEM_WEIGHTS, dt, most, 0, 0, 0, "weights.bucket%d", b);
+    }
+    return OK;
+}
+
+void zero_weights_free(struct zero_weights *z)
+{
+    if (z == NULL) return;
+    free(z->units);
+    free(z->cuts);
+    free(z);
+}
+
+void *zero_weights_shard(struct zero_weights *z, int64_t *lo, int64_t *hi)
+{
+    *lo = z->lo;
+    *hi = z->hi;
+    return z->shard;
+}
+
+/* The unit is in its bucket or on its way there. */
+static int fetch(struct zero_weights *z, struct stream *s, int unit, struct error *err)
+{
+    const struct zero_unit *u = &z->units[unit];
+    int b = u->bucket;
+    if (u->n == 0 || z->holds[b] == unit) return OK;
+    assert(z->users[b] == 0 && z->pending[b] == NULL);
+    int64_t per = z->n / z->m->world, end = u->at + u->n;
+    for (int p = 0; p <= z->m->world; p++) z->cuts[p] = per * p < u->at ? u->at : per * p > end ? end : per * p;
+    int64_t from = z->cuts[z->m->rank] > z->lo ? z->cuts[z->m->rank] - z->lo : 0;
+    z->holds[b] = unit;
+    return comm_gather_pieces_start(z->m->all, s, z->dt, z->bucket[b], z->shard + (size_t)from * dtype_size(z->dt), z->cuts, &z->pending[b], err);
+}
+
+static int arrived(struct zero_weights *z, struct stream *s, int b, struct error *err)
+{
+    struct comm_hop *h = z->pending[b];
+    z->pending[b] = NULL;
+    return comm_hop_wait(z->m->all, s, h, err);
+}
+
+int zero_weights_open(struct zero_weights *z, struct stream *s, int unit, int next, void **w, struct error *err)
+{
+    int b = z->units[unit].bucket;
+    *w = z->bucket[b];
+    int rc = OK;
+    if (z->holds[b] != unit && z->pending[b]) rc = arrived(z, s, b, err);       /* fetched ahead and not needed after all */
+    if (rc == OK) rc = fetch(z, s, unit, err);
+    if (rc == OK) rc = arrived(z, s, b, err);
+    z->users[b]++;
+    if (rc == OK && next >= 0) {
+        int c = z->units[next].bucket;
+        if (z->users[c] == 0 && z->pending[c] == NULL) rc = fetch(z, s, next, err);
+    }
+    return rc;
+}
+
+void zero_weights_close(struct zero_weights *z, int unit)
+{
+    int b = z->units[unit].bucket;
+    assert(z->users[b] > 0);
+    z->users[b]--;
+}
+
+int zero_weights_changed(struct zero_weights *z, struct stream *s, struct error *err)
+{
+    int rc = OK;
+    for (int b = 0; b < BUCKETS_MAX; b++) {
+        assert(z->users[b] == 0);
+        if (rc == OK) rc = arrived(z, s, b, err);
+        z->holds[b] = -1;
+    }
+    return rc;
+}
+
+int zero_weights_read(struct zero_weights *z, struct stream *s, void *out, int64_t at, int64_t n, struct error *err)
+{
+    size_t size = dtype_size(z->dt);
+    int64_t per = z->n / z->m->world, place = z->shard - (const char *)comm_peer_memory(z->m->all, z->m->rank);     /* the same on every rank */
+    (void)s;
+    for (int64_t done = 0; done < n;) {
+        int p = (int)((at + done) / per);
+        int64_t from = (at + done) % per, m = n - done < per - from ? n - done : per - from;
+        const char *memory = comm_peer_memory(z->m->all, p);
+        if (memory == NULL) return error_set(err, E_UNSUPPORTED, "zero_stage 3: weights cannot be read from rank %d over this transport", p);
+        memcpy((char *)out + (size_t)done * size, memory + place + (size_t)from * size, (size_t)m * size);
+        done += m;
+    }
+    return OK;
+}

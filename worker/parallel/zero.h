@@ -3,6 +3,7 @@
  *   stage 1   optimizer state     gradients are reduce-scattered, updated weights all-gathered            (train/step.c)
  *   stage 2   and gradients       a unit's gradients live in a bucket only while they are computed; then they are summed into the
  *                                 owners' shards in the background while backward goes on
+ *   stage 3   and weights         a unit's weights are gathered just before it computes, the next unit's while it computes
  * A rank's shard is an even range [lo, hi) of the flat vector of trained parameters (model/params.h). A unit is a run of neighbouring parameters
  * used together: the embedding, each layer, final norm and head. Every micro-step adds to the shard: nothing is dropped. */
 #ifndef RM_WORKER_PARALLEL_ZERO_H
@@ -35,5 +36,24 @@ int zero_close(struct zero *z, struct stream *s, int unit, struct error *err);
 int zero_finish(struct zero *z, struct stream *s, struct error *err);
 /* Bytes a rank sends for the gradients of one micro-step; all ranks together send (world-1) * n_flat * 4. */
 int64_t zero_sent_per_sweep(const struct zero *z);
+
+/* --- stage 3 --- */
+
+struct zero_weights;
+
+/* n: elements of the vector that is sharded, a multiple of world; dt theirs. The shard comes from shared (peers read it), buckets from device. */
+int zero_weights_new(struct zero_weights **z, const struct kernel_ops *ops, const struct mesh *m, enum dtype dt, int64_t n, const struct zero_unit *units, int n_units,
+                     struct arena *device, struct arena *shared, struct error *err);
+void zero_weights_free(struct zero_weights *z);
+/* [hi-lo] of type dt, this rank's part, and where it starts. */
+void *zero_weights_shard(struct zero_weights *z, int64_t *lo, int64_t *hi);
+/* The unit's weights, whole: element `at` of the vector is [0]. Stays until zero_weights_close. Starts to gather `next` (-1: none) into a bucket
+ * of its own. Collective: all ranks open the same units in the same order. */
+int zero_weights_open(struct zero_weights *z, struct stream *s, int unit, int next, void **w, struct error *err);
+void zero_weights_close(struct zero_weights *z, int unit);
+/* Shards have changed: what buckets hold is old. */
+int zero_weights_changed(struct zero_weights *z, struct stream *s, struct error *err);
+/* n elements from `at` on into host memory, out of the shards of whoever has them. By one rank alone, while nobody writes. */
+int zero_weights_read(struct zero_weights *z, struct stream *s, void *out, int64_t at, int64_t n, struct error *err);
 
 #endif

@@ -4,8 +4,6 @@ const char *job_transport(const struct kernel_ops *ops) { return ops == kernel_o
 
 int job_layout(struct job *j, struct error *err)
 {
-    if (j->spec->zero_stage > 2 && j->mesh.world > 1)
-        return error_set(err, E_UNSUPPORTED, "zero_stage: 3 (weights in shards) is not built yet; 2 shards gradients and optimizer state");
     struct arena *device = &j->arenas[PLACE_DEVICE], *shared = &j->arenas[PLACE_SHARED], *host = &j->arenas[PLACE_HOST];
     j->transport_bytes = comm_overhead_bytes(job_transport(j->ops), j->mesh.world);
     batch_bounds(j->spec, j->mesh.R * j->mesh.U, &j->max_T, &j->max_docs);

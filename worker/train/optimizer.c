@@ -64,7 +64,7 @@ int optimizer_start(struct optimizer *o, struct stream *s, struct error *err)
 {
     if (o->master == NULL) return OK;
     size_t size = dtype_size(o->params->dt);
-    const char *w = (const char *)o->params->flat_w + (size_t)o->lo * size;
+    const char *w = (const char *)o->params->flat_w + (size_t)(o->lo - o->params->w_at) * size;
     for (int64_t i = 0; o->offload && i < o->hi - o->lo; i += OFFLOAD_PIECE) {
         int64_t n = o->hi - o->lo - i < OFFLOAD_PIECE ? o->hi - o->lo - i : OFFLOAD_PIECE;
         int rc = o->ops->copy(s, o->w_host, w + (size_t)i * size, (size_t)n * size);
@@ -93,7 +93,7 @@ static int offloaded_step(struct optimizer *o, struct stream *s, const struct op
     size_t size = dtype_size(p->dt);
     for (int64_t i = 0; i < r->n; i += OFFLOAD_PIECE) {
         int64_t n = r->n - i < OFFLOAD_PIECE ? r->n - i : OFFLOAD_PIECE, at = r->at + i;
-        char *w = (char *)p->flat_w + (size_t)at * size;
+        char *w = (char *)p->flat_w + (size_t)(at - p->w_at) * size;
         int rc = o->ops->copy(s, o->g_host, p->flat_g + (at - p->g_at), (size_t)n * sizeof(float));
         if (rc == OK && o->master == NULL) rc = o->ops->copy(s, o->w_host, w, (size_t)n * size);
         if (rc == OK) rc = o->ops->stream_wait(s, NULL);
@@ -120,8 +120,8 @@ int optimizer_step(struct optimizer *o, struct stream *s, float gscale, double l
             if (off != OK) return off;
             continue;
         }
-        float *w32 = o->master ? o->master + (r->at - o->lo) : (float *)p->flat_w + r->at;
-        bf16 *w16 = o->master ? (bf16 *)p->flat_w + r->at : NULL;
+        float *w32 = o->master ? o->master + (r->at - o->lo) : (float *)p->flat_w + (r->at - p->w_at);
+        bf16 *w16 = o->master ? (bf16 *)p->flat_w + (r->at - p->w_at) : NULL;
         int rc = o->ops->adamw(s, w32, w16, o->m + r->state, o->v + r->state, p->flat_g + (r->at - p->g_at), r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
                                r->decay ? o->decay : 0, o->t);
         if (rc != OK) return op_status(o, s, rc, "adamw", err);

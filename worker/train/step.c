@@ -50,7 +50,7 @@ static int gather_weights(struct run *r, struct error *err)
 {
     struct job *j = &r->job;
     const struct params *p = model_params(j->model);
-    if (j->mesh.world == 1 || j->spec->zero_stage == 0) return OK;
+    if (j->mesh.world == 1 || j->spec->zero_stage == 0 || p->n_w < p->n_flat) return OK;
     const char *mine = (const char *)p->flat_w + (size_t)j->opt->lo * dtype_size(p->dt);
     return comm_all_gather(j->mesh.all, j->stream, p->dt, p->flat_w, mine, j->opt->hi - j->opt->lo, err);
 }
