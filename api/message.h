@@ -3,7 +3,7 @@
  * Rank -> keeper (fd 3, a stream socket pair), member "t":
  *   hello       {rank, pid, protocol}                       first line
  *   ready       {peak_bytes, device}                        memory taken, groups connected, first row loaded
- *   beat        {step, phase}                               each second, from the link's own thread
+ *   beat        {step, phase, ticks}                        each second, from the link's own thread; any change is progress
  *   metrics     {step, …}                                   one per logged step; members in metric_names below
  *   checkpoint  {step, path}                                a complete checkpoint is on disk
  *   event       {level: info|warning|error, code, text}     for people

@@ -28,7 +28,7 @@ struct link {
     bool threaded;
     _Atomic int stop;
     atomic_bool checkpoint, peer_lost;
-    _Atomic int64_t step;
+    _Atomic int64_t step, ticks;                /* ticks: calls of link_step, so that "still the same step" and "stuck" differ */
     _Atomic(const char *) phase;
 
     uv_mutex_t mu;
@@ -203,6 +203,7 @@ static void on_beat(uv_timer_t *t)
     cJSON *o = record_of("beat");
     json_add_int(o, "step", atomic_load(&l->step));
     json_add_str(o, "phase", atomic_load(&l->phase));
+    json_add_int(o, "ticks", atomic_load(&l->ticks));
     size_t n;
     char *line = message_line(o, &n);
     uv_mutex_lock(&l->mu);
@@ -333,6 +334,7 @@ void link_step(struct link *l, int64_t step, const char *phase)
 {
     atomic_store(&l->step, step);
     atomic_store(&l->phase, phase);
+    (void)atomic_fetch_add(&l->ticks, 1);
 }
 
 /* Under mu: OK to go on waiting, else why not. */

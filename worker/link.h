@@ -13,7 +13,8 @@ enum link_stop { LINK_GO = 0, LINK_STOP_CHECKPOINT /* save, then leave */, LINK_
 int link_open(struct link **l, int fd, int rank, int world, struct error *err);
 /* Queues one record (takes ownership); never blocks the step. `t` says the kind: api/message.h. */
 void link_send(struct link *l, cJSON *record);
-void link_step(struct link *l, int64_t step, const char *phase);            /* what the heartbeat tells; phase is a literal */
+/* What the heartbeat tells; phase is a literal. Call it again in long loops inside one phase: every call counts as progress to the keeper. */
+void link_step(struct link *l, int64_t step, const char *phase);
 /* Rendezvous through the keeper: small strings by key; every call ends within timeout_ms. */
 int link_put(struct link *l, const char *key, const char *value, struct error *err);
 int link_get(struct link *l, const char *key, char **value, int timeout_ms, struct error *err);   /* waits until somebody put it */

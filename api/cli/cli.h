@@ -72,6 +72,7 @@ struct progress { bool tty, shown; double last_s; };
 void progress_init(struct progress *p);
 void progress_show(struct progress *p, bool force, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void progress_note(struct progress *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));     /* a line that stays */
+void progress_clear(struct progress *p);        /* takes the rewritable line away */
 void progress_end(struct progress *p);
 double monotonic_s(void);
 /* Columns of the terminal on stderr; 80 if unknown. */

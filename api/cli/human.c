@@ -96,6 +96,8 @@ void progress_note(struct progress *p, const char *fmt, ...)
     (void)fputc('\n', stderr);
 }
 
+void progress_clear(struct progress *p) { wipe(p); }
+
 void progress_end(struct progress *p)
 {
     if (p->tty && p->shown) (void)fputc('\n', stderr);      /* the last state stays to be read */

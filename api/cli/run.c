@@ -272,11 +272,13 @@ int verb_run(struct cli *c)
         goto out;
     }
     normal = spec_json(&s);
+    progress_init(&r.progress);
+    if (r.progress.tty) progress_show(&r.progress, true, "checking the data and planning the memory …");
     rc = cli_plan(c, normal, true, &plan);
+    progress_clear(&r.progress);
     if (rc == CLI_USAGE) (void)cli_print_problems(c, where, json_get(plan, "problems"));
     if (rc != CLI_OK) goto out;
 
-    progress_init(&r.progress);
     const cJSON *warnings = json_get(plan, "warnings");
     for (const cJSON *w = warnings ? warnings->child : NULL; w; w = w->next)
         if (cJSON_IsString(w)) progress_note(&r.progress, "warning: %s", w->valuestring);

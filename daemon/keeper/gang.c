@@ -227,11 +227,13 @@ static void take_done(struct rank *r, const cJSON *m)
 
 static void take_beat(struct rank *r, const cJSON *m)
 {
-    int64_t step = r->step;
+    int64_t step = r->step, ticks = r->ticks;
     const char *phase = json_str(m, "phase");
     (void)json_int(m, "step", &step);
-    if (step != r->step || (phase && strncmp(phase, r->phase, sizeof r->phase - 1) != 0)) r->moved_ms = r->heard_ms;
+    (void)json_int(m, "ticks", &ticks);
+    if (step != r->step || ticks != r->ticks || (phase && strncmp(phase, r->phase, sizeof r->phase - 1) != 0)) r->moved_ms = r->heard_ms;
     r->step = step;
+    r->ticks = ticks;
     if (phase) (void)snprintf(r->phase, sizeof r->phase, "%s", phase);
 }
 
@@ -379,8 +381,13 @@ static void judge(struct keeper *k, int64_t now)
 {
     int64_t limit = k->spec.stall_timeout_ms, silence = limit < SILENCE_MS ? limit : SILENCE_MS;
     if (silence < SILENCE_MIN_MS) silence = SILENCE_MIN_MS;
+    int64_t newest = 0;         /* until all are ready they wait for whoever works: nobody hangs while one of them moves */
     struct rank *stuck = NULL;
-    bool somebody_quiet = false;
+    bool somebody_quiet = false, all_ready = true;
+    for (int i = 0; i < k->world; i++) {
+        all_ready &= k->ranks[i].ready || k->ranks[i].exited;
+        if (!k->ranks[i].exited && k->ranks[i].moved_ms > newest) newest = k->ranks[i].moved_ms;
+    }
     for (int i = 0; i < k->world; i++) {
         struct rank *r = &k->ranks[i];
         int64_t quiet = now - r->heard_ms;
@@ -401,7 +408,7 @@ static void judge(struct keeper *k, int64_t now)
         somebody_quiet |= quiet > 2 * BEAT_MS + BEAT_MS / 2;
         if (now - r->moved_ms > limit && (stuck == NULL || r->step < stuck->step || (r->step == stuck->step && r->moved_ms < stuck->moved_ms))) stuck = r;
     }
-    if (stuck && !somebody_quiet)
+    if (stuck && !somebody_quiet && (all_ready || now - newest > limit))
         give_verdict(k, stuck->index, "stalled", "rank %d (pid %d) sends heartbeats but has been at step %lld (%s) for %.1f s, longer than stall_timeout_ms %lld",
                      stuck->index, stuck->process.pid, (long long)stuck->step, stuck->phase, (double)(now - stuck->moved_ms) / 1000, (long long)limit);
 }
@@ -496,6 +503,7 @@ static void on_beat(uv_timer_t *t)
         if (!r->spawned || !process_info(r->process.pid, &p)) continue;
         r->cpu = (double)(p.cpu_ticks - r->cpu_ticks) / hz;
         r->cpu_ticks = p.cpu_ticks;
+        if (!r->ready && r->cpu > 0.1) r->moved_ms = now_ms(k);     /* reading and cutting data may take an hour; it is no hang while it works */
     }
     server_beats(k);
 }

@@ -44,7 +44,7 @@ struct rank {
     struct line_reader reader;
     struct ranklog log;
     int64_t heard_ms, moved_ms, done_ms;        /* loop time */
-    int64_t step, last_step;                    /* what beats and what metrics say */
+    int64_t step, ticks, last_step;             /* what beats (step, ticks) and what metrics say */
     char phase[32];
     char error_code[32], error_text[600];       /* its own last word */
     int64_t backward, unknown;                  /* metrics with a step below the last; messages of an unknown kind */

@@ -75,6 +75,13 @@ def test_f12_step_frozen(keeper):
     assert not k.pids()
 
 
+def test_f12_work_is_no_hang(keeper):
+    """Before all are ready one rank may work long while the others wait; later, ticks inside one step count."""
+    for fake in ("0:busy_start,*:ok", "*:evaluate"):
+        r = keeper(fake, world=2, stall_timeout_ms=3000, max_steps=3).wait()
+        assert r["state"] == "succeeded", r
+
+
 def test_f13_rank_ignores_stop_and_term(keeper):
     k = keeper("*:ignore_term", max_steps=1000, grace_ms=1000).attach()
     k.until(is_step(0, 2))

@@ -18,7 +18,7 @@ what = plan.get(str(rank), plan.get("*", "ok"))
 step_s = float(os.environ.get("RM_FAKE_STEP_S", "0.02"))
 
 sock = socket.socket(fileno=3)
-state = {"step": 0, "phase": "start", "stop": None, "beat": True}
+state = {"step": 0, "phase": "start", "stop": None, "beat": True, "ticks": 0}
 lock = threading.Lock()
 inbox, arrived = [], threading.Condition()
 
@@ -59,7 +59,7 @@ def beat():
     while True:
         time.sleep(1)
         if state["beat"]:
-            say("beat", step=state["step"], phase=state["phase"])
+            say("beat", step=state["step"], phase=state["phase"], ticks=state["ticks"])
 
 def finish():
     say("done", step=steps, loss=1.0)
@@ -79,6 +79,10 @@ if rank == 0:
     say("put", key="id", value="abc")
 say("get", key="id")
 assert wait_for(lambda m: m["t"] == "value" and m["key"] == "id")["value"] == "abc"
+if what == "busy_start":            # cutting data: longer than any stall limit, but at work
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        sum(range(10000))
 say("fence", name="start")
 wait_for(lambda m: m["t"] == "fence" and m["name"] == "start")
 say("ready", peak_bytes=1000 * (rank + 1), device="fake")
@@ -107,6 +111,10 @@ for step in range(1, steps + 1):
             os.kill(os.getpid(), signal.SIGKILL)
         elif what == "sigstop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif what == "evaluate":
+            for _ in range(50):
+                time.sleep(0.1)
+                state["ticks"] += 1
         elif what in ("hang", "deaf"):
             while True:
                 time.sleep(1)

@@ -59,7 +59,7 @@ START_TEST(hello_beat_records)
     json_add_int(m, "step", 7);
     link_send(l, m);
     expect("{\"t\":\"metrics\",\"step\":7}");
-    expect("{\"t\":\"beat\",\"step\":7,\"phase\":\"forward\"}");
+    expect("{\"t\":\"beat\",\"step\":7,\"phase\":\"forward\",\"ticks\":1}");
     m = cJSON_CreateObject();
     json_add_str(m, "t", "done");
     link_send(l, m);

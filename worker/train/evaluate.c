@@ -7,8 +7,8 @@ int evaluate(struct run *r, double *loss, struct error *err)
     struct job *j = &r->job;
     struct model_loss sum = { 0 };
     int rc = OK;
-    link_step(r->link, r->progress.step, "evaluate");
     for (int64_t i = j->mesh.dp_rank; i < r->info.val_rows && rc == OK; i += j->mesh.dp) {
+        link_step(r->link, r->progress.step, "evaluate");      /* every row is progress: evaluation may outlast stall_timeout_ms */
         const struct row *row;
         rc = loader_val(r->loader, i, &row, err);
         if (rc == OK) rc = model_row(j->model, row, err);

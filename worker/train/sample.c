@@ -84,10 +84,10 @@ int sample_log(struct run *r, struct error *err)
     const struct strlist *prompts = &r->spec->sample_prompts;
     struct tokenizer *t = NULL;
     if (prompts->n == 0 || r->job.mesh.dp_rank != 0) return OK;
-    link_step(r->link, r->progress.step, "sample");
     int rc = tokenizer_open(&t, r->spec->model, err);
     for (int i = 0; i < prompts->n && rc == OK; i++) {
         char *text = NULL;
+        link_step(r->link, r->progress.step, "sample");
         rc = continue_prompt(r, t, prompts->v[i], &text, err);
         if (rc != OK || r->job.mesh.rank != 0) {
             free(text);
