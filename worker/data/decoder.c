@@ -211,7 +211,7 @@ static void metaspace(const struct step *st, const char *s, size_t len, bool fir
     }
 }
 
-static int run_step(const struct step *st, struct regex_space *space, const struct strings *in, struct strings *out, struct error *err)
+static int run_step(const struct step *st, struct regex_space *space, const struct strings *in, size_t most, struct strings *out, struct error *err)
 {
     int rc = OK;
     switch (st->kind) {
@@ -225,10 +225,9 @@ static int run_step(const struct step *st, struct regex_space *space, const stru
         const char *s = string_at(in, i, &len), *blank = i + 1 == in->n ? "" : " ";
         if (st->kind == STRIP) strip(st, s, len, &out->text);
         else if (st->kind == METASPACE) metaspace(st, s, len, i == 0, &out->text);
-        else if (st->kind == BPE_SUFFIX) rc = pattern_replace(st->pattern, space, s, len, blank, strlen(blank), &out->text, err);
-        else rc = pattern_replace(st->pattern, space, s, len, st->content, st->content_len, &out->text, err);
+        else if (st->kind == BPE_SUFFIX) rc = pattern_replace(st->pattern, space, s, len, blank, strlen(blank), most, &out->text, err);
+        else rc = pattern_replace(st->pattern, space, s, len, st->content, st->content_len, most, &out->text, err);
         strings_end(out);
-        if (rc == OK) rc = growth_check(in->text.n, out->text.n, "the decoder", err);
     }
     return rc;
 }
@@ -237,6 +236,7 @@ int decoder_run(const struct decoder *d, struct strings *tokens, struct error *e
 {
     struct strings out = { 0 };
     struct regex_space *space = NULL;
+    size_t most = growth_limit(tokens->text.n);
     int rc = OK;
     if (d == NULL) {
         for (size_t i = 0; i < tokens->n; i++) {
@@ -253,7 +253,7 @@ int decoder_run(const struct decoder *d, struct strings *tokens, struct error *e
     for (int k = 0; k < d->n && rc == OK; k++) {
         if (d->steps[k].pattern && space == NULL) space = regex_space_new();
         out = (struct strings){ 0 };
-        rc = run_step(&d->steps[k], space, tokens, &out, err);
+        rc = run_step(&d->steps[k], space, tokens, most, &out, err);
         strings_release(tokens);
         *tokens = out;
     }

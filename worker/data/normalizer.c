@@ -46,14 +46,12 @@ int pattern_open(struct regex **out, const struct cJSON *step, const char *key, 
     return rc == OK ? OK : error_prefix(err, "%s.pattern", key);
 }
 
-int growth_check(size_t len, size_t now, const char *who, struct error *err)
-{
-    size_t most = len > SIZE_MAX / 64 ? SIZE_MAX : GROWTH_FREE + 32 * len;
-    return now <= most ? OK : error_set(err, E_LIMIT, "%s makes more than %zu bytes of a text of %zu", who, most, len);
-}
+size_t growth_limit(size_t len) { return len > SIZE_MAX / 64 ? SIZE_MAX : GROWTH_FREE + 32 * len; }
+
+static int too_much(size_t most, struct error *err) { return error_set(err, E_LIMIT, "the tokenizer makes more than %zu bytes of a text", most); }
 
 int pattern_replace(const struct regex *r, struct regex_space *space, const char *text, size_t len, const char *content, size_t content_len,
-                    struct bytes *out, struct error *err)
+                    size_t most, struct bytes *out, struct error *err)
 {
     struct regex_iter it = { 0 };
     size_t last = 0, start, end;
@@ -63,7 +61,7 @@ int pattern_replace(const struct regex *r, struct regex_space *space, const char
         bytes_add(out, text + last, start - last);
         bytes_add(out, content, content_len);
         last = end;
-        if ((rc = growth_check(len, out->n, "a replacement", err)) != OK) return rc;
+        if (out->n > most) return too_much(most, err);
     }
     if (rc == OK) bytes_add(out, text + last, len - last);
     return rc;
@@ -125,7 +123,8 @@ void normalizer_free(struct normalizer *n)
 }
 
 /* Appends the result of one step to *out, or leaves the text as it is: *same. */
-static int run_step(const struct step *s, struct regex_space *regex, const char **text, size_t *len, struct bytes *out, bool *same, struct error *err)
+static int run_step(const struct step *s, struct regex_space *regex, const char **text, size_t *len, size_t most, struct bytes *out, bool *same,
+                    struct error *err)
 {
     uint32_t cp;
     *same = false;
@@ -138,7 +137,7 @@ static int run_step(const struct step *s, struct regex_space *regex, const char 
         bytes_add(out, s->content, s->content_len);
         bytes_add(out, *text, *len);
         return OK;
-    case REPLACE: return pattern_replace(s->pattern, regex, *text, *len, s->content, s->content_len, out, err);
+    case REPLACE: return pattern_replace(s->pattern, regex, *text, *len, s->content, s->content_len, most, out, err);
     case LOWERCASE: unicode_lower(*text, *len, out); return OK;
     case STRIP:
         *same = true;
@@ -160,13 +159,14 @@ int normalizer_run(const struct normalizer *n, struct normalizer_space *space, c
                    size_t *out_len, struct error *err)
 {
     struct bytes *into = &space->a;
+    size_t most = growth_limit(len);
     *out = text;
     *out_len = len;
     for (int i = 0; n && i < n->n; i++) {
         bool same;
         into->n = 0;
-        int rc = run_step(&n->steps[i], space->regex, out, out_len, into, &same, err);
-        if (rc == OK && !same) rc = growth_check(len, into->n, "the normalizer", err);
+        int rc = run_step(&n->steps[i], space->regex, out, out_len, most, into, &same, err);
+        if (rc == OK && !same && into->n > most) rc = too_much(most, err);
         if (rc != OK) return rc;
         if (same) continue;
         *out = into->v ? into->v : "";

@@ -20,10 +20,10 @@ int normalizer_run(const struct normalizer *n, struct normalizer_space *space, c
 
 /* "pattern": {"String": …} or {"Regex": …}, used here and by the pre-tokenizers and decoders. */
 int pattern_open(struct regex **out, const struct cJSON *step, const char *key, struct error *err);
-/* What a text of len bytes may grow to: a file of doubling replacements is stopped here. E_LIMIT above it. */
-int growth_check(size_t len, size_t now, const char *who, struct error *err);
-/* Appends text with every match replaced; the result obeys growth_check. */
+/* What a text of len bytes may grow to, in bytes, over all steps: a file of doubling replacements is stopped there. */
+size_t growth_limit(size_t len);
+/* Appends text with every match replaced; E_LIMIT if *out passes most bytes. */
 int pattern_replace(const struct regex *r, struct regex_space *space, const char *text, size_t len, const char *content, size_t content_len,
-                    struct bytes *out, struct error *err);
+                    size_t most, struct bytes *out, struct error *err);
 
 #endif

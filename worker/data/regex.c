@@ -116,12 +116,23 @@ static int match_code(const struct regex *r, struct regex_space *space, const ch
     return error_set(err, E_LIMIT, "the tokenizer's pattern takes too many steps at byte %zu of a text of %zu: %s", from, len, (const char *)why);
 }
 
+/* Short ones by their first byte: sanitizers look at the whole rest of the text at every call of memmem. */
+static const char *find_literal(const char *text, size_t len, const char *literal, size_t n)
+{
+    if (n > 16) return memmem(text, len, literal, n);
+    for (const char *end = text + len; (size_t)(end - text) >= n; text++) {
+        text = memchr(text, literal[0], (size_t)(end - text) - n + 1);
+        if (text == NULL || memcmp(text, literal, n) == 0) return text;
+    }
+    return NULL;
+}
+
 int regex_next(const struct regex *r, struct regex_space *space, const char *text, size_t len, struct regex_iter *it, size_t *start,
                size_t *end, bool *found, struct error *err)
 {
     *found = false;
     if (r->code == NULL) {
-        const char *p = it->at < len ? memmem(text + it->at, len - it->at, r->literal, r->literal_len) : NULL;
+        const char *p = it->at < len ? find_literal(text + it->at, len - it->at, r->literal, r->literal_len) : NULL;
         if (p == NULL) return OK;
         *start = (size_t)(p - text);
         *end = it->at = *start + r->literal_len;
