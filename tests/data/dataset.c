@@ -62,6 +62,10 @@ static const struct { const char *name, *text, *out; } shapes[] = {
     { "r.jsonl", "{\"response\":\"only\"}\n{\"text\":\"t\"}", "only|t|" },
     { "t.txt", "one\r\ntwo\rthree", "one\ntwo\nthree|" },
     { "o.json", "{\"text\":\"a\"}\n{\"text\":\n\"b\"}", "a|b|" },
+    { "old.jsonl", "{\"messages\":[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"assistant\",\"content\":null,\"thinking\":\"t\",\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}},"
+      "{\"role\":\"function\",\"name\":\"f\",\"content\":\"r\"}]}",
+      "[" U("u") ", {\"role\": \"assistant\", \"content\": \"\", \"reasoning_content\": \"t\", \"thinking\": \"t\", \"tool_calls\": [{\"type\": \"function\", \"function\": "
+      "{\"name\": \"f\", \"arguments\": {}}}]}, {\"role\": \"tool\", \"content\": \"r\", \"name\": \"f\"}]|" },
     { "parts.jsonl", "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"value\":\"u\"}]},{\"role\":\"assistant\",\"content\":[{\"type\":\"reasoning\",\"value\":\"r\"},"
       "{\"type\":\"text\",\"text\":\"a\"}],\"loss_weight\":1}]}",
       "[" U("u") ", {\"role\": \"assistant\", \"content\": \"a\", \"reasoning_content\": \"r\", \"loss\": 1.0}]|" },

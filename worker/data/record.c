@@ -187,6 +187,14 @@ static int one_message(struct pool *pool, struct list *out, struct value in, str
             if (calls.type != V_LIST) calls = v_list(pool);
             rc = add_calls(pool, calls.l, v, 1, err);
             if (rc != OK) return rc;
+        } else if (value_is_str(k, "function_call")) {          /* OpenAI's older form of one call */
+            if (!filled(v)) continue;
+            if (calls.type != V_LIST) calls = v_list(pool);
+            rc = add_calls(pool, calls.l, v, 1, err);
+            if (rc != OK) return rc;
+        } else if ((value_is_str(k, "thinking") || value_is_str(k, "reasoning")) && v.type == V_STR) {
+            if (!given(value_get(in, "reasoning_content"))) dict_set(pool, m.d, v_cstr("reasoning_content"), v);    /* transformers' alias */
+            dict_set(pool, m.d, k, v);
         } else if (value_is_str(k, "loss") || value_is_str(k, "loss_weight") || value_is_str(k, "loss_scale")) {
             if (!given(v)) continue;
             if (v.type == V_INT) v = (struct value){ .type = V_FLOAT, .f = (double)v.i };
