@@ -33,9 +33,8 @@ struct attn_group {
     void *kv[2];                    /* [2,Tr,hk,D] dt; R > 1 */
     void *sum[2];                   /* [2,Tr,hk,D] acc; R > 1 */
     /* device */
-    void *q, *k, *v;                /* [Tr,hq,D], [Tr,hk,D] x2 dt: not kept q,k,v; backward: dout, arriving dk, dv */
-    void *o;                        /* [Tr,hq,D] dt: arriving o, dq; U > 1 */
-    void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq */
+    void *q, *k, *v;                /* [Tr,hq,D], [Tr,hk,D] x2 dt: not kept q,k,v, arriving o; backward: dout, arriving dq, dk, dv */
+    void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq; xq itself where the types are the same */
     void *lse, *delta;              /* [hq,Tr] acc */
     void *part;                     /* [2,Tr,hk,D] acc: this rank's part of dk, dv */
     void *ws;
@@ -92,7 +91,6 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->xq = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hq, D, 0, "attn.send_q");
         g->xk = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hk, D, 0, "attn.send_k");
         g->xv = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hk, D, 0, "attn.send_v");
-        g->o = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.recv_o");
     }
     for (int i = 0; i < 2 && R > 1; i++) {
         g->kv[i] = arena_take(shared, MEM_COMMUNICATION, d.dt, 2, Tr, hk, D, "attn.ring_kv%d", i);
@@ -103,7 +101,7 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
         g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
     }
-    g->o_acc = arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
+    g->o_acc = U > 1 && g->acc == d.dt ? g->xq : arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
     g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, Tr, hk, D, "attn.dkv");
     g->lse = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.lse");
     g->delta = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.delta");
@@ -286,8 +284,8 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
     }
     if (rc == OK && keep->o && keep->o != o) rc = copy(g, s, keep->o, o, q_size(g), err);
     if (rc != OK || alone) return rc;
-    rc = comm_all_to_all(g->m->uly, s, g->o, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
-    return rc == OK ? unpack(g, s, out, g->d.dt, g->o, false, g->head_q, g->d.H, g->hq, err) : rc;
+    rc = comm_all_to_all(g->m->uly, s, g->q, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
+    return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
 }
 
 int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err)
@@ -300,8 +298,8 @@ int attn_group_return(struct attn_group *g, struct stream *s, void *out, const v
 {
     if (g->m->U == 1) return out == o ? OK : copy(g, s, out, o, q_size(g), err);
     int rc = copy(g, s, g->xq, o, q_size(g), err);
-    if (rc == OK) rc = comm_all_to_all(g->m->uly, s, g->o, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
-    return rc == OK ? unpack(g, s, out, g->d.dt, g->o, false, g->head_q, g->d.H, g->hq, err) : rc;
+    if (rc == OK) rc = comm_all_to_all(g->m->uly, s, g->q, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
+    return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
 }
 
 /* --- backward --- */
@@ -394,11 +392,11 @@ int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, v
         if (rc == OK) rc = deliver_dkv(g, s, g->part, dk, dv, err);
     }
     if (rc == OK && alone) return unpack(g, s, dq, g->acc, g->o_acc, true, g->head_q, g->d.H, g->hq, err);
-    if (rc == OK) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->xq, g->acc, g->o_acc, nq), "cast", err);
+    if (rc == OK && g->o_acc != g->xq) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->xq, g->acc, g->o_acc, nq), "cast", err);
     if (rc != OK) return rc;
-    struct comm_part parts[3] = { { g->o, g->xq, nq / U * b }, { g->k, g->xk, nk / U * b }, { g->v, g->xv, nk / U * b } };
+    struct comm_part parts[3] = { { g->q, g->xq, nq / U * b }, { g->k, g->xk, nk / U * b }, { g->v, g->xv, nk / U * b } };
     rc = comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
-    if (rc == OK) rc = unpack(g, s, dq, g->d.dt, g->o, true, g->head_q, g->d.H, g->hq, err);
+    if (rc == OK) rc = unpack(g, s, dq, g->d.dt, g->q, true, g->head_q, g->d.H, g->hq, err);
     if (rc == OK) rc = unpack(g, s, dk, g->d.dt, g->k, true, g->head_k, g->d.Hkv, g->hk, err);
     return rc == OK ? unpack(g, s, dv, g->d.dt, g->v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;
 }

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""What grows with the row shrinks with the ranks: at 32K tokens a rank of four holds about a quarter of what one rank holds, by the plan (which is what
+ranks allocate: tests/train/plan_exact.py). Counted: buffers that are larger at 64K than at 32K; tiles, which have a fixed size, are not among them once
+they are full, and where four ranks' are not yet, they count against us.   usage: memory.py WORKER"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "train"))
+from gang import tiny_data, tiny_model, write_spec
+
+# (U, R): largest share of one rank's bytes. Ulysses keeps attention's output in both forms under "none"; hybrids stage for both.
+LIMITS = {"none": {(4, 1): 0.267, (1, 4): 0.26, (2, 2): 0.27}, "attention": {(4, 1): 0.26, (1, 4): 0.26, (2, 2): 0.27}, "layer": {(4, 1): 0.262, (1, 4): 0.262, (2, 2): 0.28}}
+
+
+def growing(worker, tmp, policy, U, R):
+    sizes = []
+    for T in (32768, 65536):
+        spec = write_spec(f"{tmp}/s.json", model=f"{tmp}/model", init="random", torch_dtype="float32", dataset=[f"{tmp}/d.jsonl"], template="chatml", max_length=T, packing=True,
+                          tuner_type="full", max_steps=1, device="cpu", nproc_per_node=U * R, ulysses_size=U, ring_size=R, gradient_checkpointing=policy,
+                          memory_limit_bytes=10**15, output_dir=f"{tmp}/out")
+        plan = json.loads(subprocess.run([worker, "--plan", spec], capture_output=True, text=True).stdout)
+        assert plan["ok"], plan
+        sizes.append({b["name"]: b["bytes"] for b in plan["ranks"][0]["buffers"]})
+    return sum(n for name, n in sizes[0].items() if sizes[1].get(name) != n)
+
+
+def main():
+    worker, tmp = sys.argv[1], tempfile.mkdtemp(prefix="rm-memory-")
+    try:
+        tiny_model(f"{tmp}/model", hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=16, num_key_value_heads=4, vocab_size=32768)
+        tiny_data(f"{tmp}/d.jsonl")
+        for policy, limits in LIMITS.items():
+            one = growing(worker, tmp, policy, 1, 1)
+            for (U, R), limit in limits.items():
+                share = growing(worker, tmp, policy, U, R) / one
+                print(f"{policy}: {one / 2**20:.0f} MiB on one rank, U {U} R {R} holds {share:.4f} of it", flush=True)
+                assert share <= limit, (policy, U, R, share)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+main()
