@@ -276,12 +276,12 @@ void import_post(struct daemon *d, struct request *q)
     struct error err;
     cJSON *out = NULL, *body = body_object(q);
     if (body == NULL) return;
-    const char *tool = json_str(body, "tool"), *text = json_str(body, "text");
+    const char *tool = json_str(body, "format"), *text = json_str(body, "text");
     int rc;
-    if (text == NULL || tool == NULL) rc = error_set(&err, E_INVALID, "expected {\"tool\":\"swift\"|\"llamafactory\",\"text\":\"…\"}");
+    if (text == NULL || tool == NULL) rc = error_set(&err, E_INVALID, "expected {\"format\":\"swift\"|\"llamafactory\",\"text\":\"…\"}");
     else if (strcmp(tool, "swift") == 0) rc = import_swift(&out, text, strlen(text), &err);
     else if (strcmp(tool, "llamafactory") == 0) rc = import_llamafactory(&out, text, strlen(text), &err);
-    else rc = error_set(&err, E_INVALID, "tool: expected swift or llamafactory");
+    else rc = error_set(&err, E_INVALID, "format: expected swift or llamafactory");
     if (rc == OK) reply_json(q, 200, out);
     else reply_error(q, &err);
     cJSON_Delete(body);

@@ -591,6 +591,29 @@ static int store_ending(struct daemon *d, struct job *j, void *arg, struct error
     return rc;
 }
 
+static bool take_older(void *arg, struct store_row *r)
+{
+    struct job_row *n = arg;
+    (void)snprintf(n->checkpoint, sizeof n->checkpoint, "%s", row_text(r, 0));
+    n->checkpoint_step = row_int(r, 1);
+    return false;
+}
+
+/* A checkpoint from which two attempts in a row came no step further is taken for bad: the next start uses the one before it, or what
+ * the spec said. */
+static void doubt_checkpoint(struct attempt *a, struct job_row *n)
+{
+    struct store *s = a->d->store;
+    if (!n->checkpoint[0] || a->last_step > n->checkpoint_step) return;
+    int64_t same = store_int(s, 0, "SELECT count(*) FROM attempts WHERE job=? AND n>=? AND resumed_from=?", "iis", n->id, a->n - 1, n->checkpoint);
+    if (same < 2) return;
+    log_line("warning", "j%lld: two attempts came no further than checkpoint %s; an older one is used", (long long)n->id, n->checkpoint);
+    int64_t step = n->checkpoint_step;
+    n->checkpoint[0] = '\0';
+    n->checkpoint_step = 0;
+    (void)store_each(s, take_older, n, NULL, "SELECT path,step FROM checkpoints WHERE job=? AND step<? ORDER BY step DESC LIMIT 1", "ii", n->id, step);
+}
+
 /* STOPPING to where the exit record and the wish together lead. */
 static void settle(struct attempt *a)
 {
@@ -624,6 +647,7 @@ static void settle(struct attempt *a)
         n.queued_ms = now;
         n.not_before_ms = now + (d->set.backoff_ms << (n.restarts < 6 ? n.restarts : 6));
         n.restarts++;
+        doubt_checkpoint(a, &n);
     } else n.state = JOB_FAILED;
     if (n.state == JOB_QUEUED || n.state == JOB_PAUSED) n.want = WANT_RUN;
     (void)snprintf(n.reason, sizeof n.reason, "%s", reason);

@@ -473,10 +473,10 @@ def test_advice(new):
 
 def test_import(new):
     d = new()
-    r = d.ask("POST", "/v1/import", {"tool": "swift", "text": "NPROC_PER_NODE=2 swift sft --model /m --dataset /d --train_type lora --lora_rank 16 --max_length 32768"})
+    r = d.ask("POST", "/v1/import", {"format": "swift", "text": "NPROC_PER_NODE=2 swift sft --model /m --dataset /d --train_type lora --lora_rank 16 --max_length 32768"})
     assert r.status == 200 and r.json["spec"]["lora_rank"] == 16 and r.json["spec"]["nproc_per_node"] == 2, r
-    problem(d.ask("POST", "/v1/import", {"tool": "swift", "text": "ls -l"}), 422)
-    problem(d.ask("POST", "/v1/import", {"tool": "other", "text": "x"}), 422)
+    problem(d.ask("POST", "/v1/import", {"format": "swift", "text": "ls -l"}), 422)
+    problem(d.ask("POST", "/v1/import", {"format": "other", "text": "x"}), 422)
 
 
 def test_prometheus_backup_settings(new):

@@ -338,6 +338,26 @@ def test_F23_fsync_fails(new):
     d.until(d.submit(), "succeeded")
 
 
+def test_F25_a_checkpoint_that_cannot_be_loaded(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=1000, max_restarts=3)
+    saved = []
+    for at in (3, 8):
+        d.until_step(id, at)
+        d.ask("POST", f"/v1/jobs/{id}/pause")
+        saved.append(d.until(id, "paused")["checkpoint"])
+        if at == 3:
+            d.ask("POST", f"/v1/jobs/{id}/resume")
+            d.until(id, "running")
+    d.kill()
+    d.start(env={"RM_FAKE": "*:exit_early"})
+    d.ask("POST", f"/v1/jobs/{id}/resume")
+    d.until(id, "failed")
+    tried = [a["resumed_from"] for a in d.get(f"/v1/jobs/{id}/attempts")["items"]][2:]
+    steps = [d.db("SELECT max(step) FROM checkpoints WHERE path=?", p)[0][0] if p else 0 for p in tried]
+    assert tried[0] == tried[1] == saved[1] and steps[2] < steps[1], (tried, saved)
+
+
 def test_F28_database_locked_by_somebody_else(new):
     d = new(step_s=0.05)
     id = d.submit(max_steps=60)
