@@ -37,7 +37,7 @@ static void send_file(struct request *q, const char *name)
 }
 
 void page_index(struct daemon *d, struct request *q) { if (!auth_exchange(d, q)) send_file(q, "index.html"); }
-void page_file(struct daemon *d, struct request *q) { (void)d; send_file(q, q->path + 1); }
+void page_file(struct daemon *d, struct request *q) { (void)d; send_file(q, q->path + sizeof "/static/" - 1); }
 
 void health(struct daemon *d, struct request *q)
 {

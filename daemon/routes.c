@@ -14,10 +14,10 @@ enum { EMPTY = BODY_EMPTY, SMALL = 65536, SPEC = SPEC_MAX_BYTES };
 const struct route routes[] = {
     /* method    path                                    handler             scope         body   query parameters */
     { "GET",     "/",                                    page_index,         SCOPE_NONE,   0,     "token", "The page; ?token= sets its cookie once", "200 html" },
-    { "GET",     "/app.js",                              page_file,          SCOPE_NONE,   0,     "", "The page's program", "200 js" },
-    { "GET",     "/style.css",                           page_file,          SCOPE_NONE,   0,     "", "The page's style", "200 css" },
-    { "GET",     "/dygraph.min.js",                      page_file,          SCOPE_NONE,   0,     "", "Charts", "200 js" },
-    { "GET",     "/dygraph.css",                         page_file,          SCOPE_NONE,   0,     "", "Style of the charts", "200 css" },
+    { "GET",     "/static/app.js",                        page_file,          SCOPE_NONE,   0,     "", "The page's program", "200 js" },
+    { "GET",     "/static/style.css",                     page_file,          SCOPE_NONE,   0,     "", "The page's style", "200 css" },
+    { "GET",     "/static/dygraph.min.js",                page_file,          SCOPE_NONE,   0,     "", "Charts", "200 js" },
+    { "GET",     "/static/dygraph.css",                   page_file,          SCOPE_NONE,   0,     "", "Style of the charts", "200 css" },
     { "GET",     "/healthz",                             health,             SCOPE_NONE,   0,     "", "The process answers", "200 object" },
     { "GET",     "/readyz",                              ready,              SCOPE_NONE,   0,     "", "Jobs are adopted, POST is taken", "200 object" },
     { "GET",     "/version",                             version_show,       SCOPE_NONE,   0,     "", "Version and protocol", "200 object" },

@@ -235,7 +235,9 @@ def test_the_page_and_its_cookie(new):
     assert r.status == 200 and b"<script" in r.body and "default-src 'self'" in r.headers["Content-Security-Policy"], r
     assert "unsafe-eval" not in r.headers["Content-Security-Policy"] and not re.search(rb"<script>|\son[a-z]+=", r.body)
     assert r.headers["X-Content-Type-Options"] == "nosniff" and "frame-ancestors 'none'" in r.headers["Content-Security-Policy"]
-    for f in ("app.js", "style.css", "dygraph.min.js", "dygraph.css"):
+    named = re.findall(r'(?:src|href)="/([^"]+)"', r.body.decode())
+    assert sorted(named) == ["static/app.js", "static/dygraph.css", "static/dygraph.min.js", "static/style.css"], named
+    for f in named:
         r = d.ask("GET", "/" + f, token=None)
         assert r.status == 200, f
         assert d.ask("GET", "/" + f, token=None, headers={"If-None-Match": r.headers["ETag"]}).status == 304
