@@ -253,6 +253,7 @@ int decoder_run(const struct decoder *d, struct strings *tokens, struct error *e
     for (int k = 0; k < d->n && rc == OK; k++) {
         if (d->steps[k].pattern && space == NULL) space = regex_space_new();
         out = (struct strings){ 0 };
+        bytes_need(&out.text, 1);                               /* a list of empty strings has an address too */
         rc = run_step(&d->steps[k], space, tokens, most, &out, err);
         strings_release(tokens);
         *tokens = out;
