@@ -247,7 +247,7 @@ int main(void)
 {
     Suite *s = suite_create("comm");
     TCase *t = tcase_create("comm");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 200);
     tcase_add_loop_test(t, exchange, 0, 5);
     tcase_add_loop_test(t, ring, 0, 5);
     tcase_add_loop_test(t, reduce, 0, 5);

@@ -130,7 +130,7 @@ int main(void)
 {
     Suite *s = suite_create("peers");
     TCase *t = tcase_create("peers");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 200);
     tcase_add_loop_test(t, killed, 0, COMM_KINDS);
     tcase_add_loop_test(t, stopped, 0, COMM_KINDS);
     tcase_add_test(t, slow_is_not_lost);

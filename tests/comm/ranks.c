@@ -61,7 +61,7 @@ void ranks_start(int n, const struct kernel_ops *ops, int64_t shared_bytes, int 
         if (pids[r] < 0) abort();
         if (pids[r] > 0) continue;
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)alarm(60);
+        (void)alarm(300);
         struct comm_meeting m = { board_put, board_get, NULL, board };
         struct comm_world *w;
         struct error err = { 0 };

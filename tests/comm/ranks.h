@@ -10,7 +10,7 @@
 typedef int rank_body(struct comm_world *w, int rank, void *arg);
 
 /* Forks n ranks, opens a world of shm with them, runs body in each. Returns how many did not exit with 0. The children share
- * nothing with the parent but what arg points to in shared mappings. A rank that needs more than 60 s is killed. */
+ * nothing with the parent but what arg points to in shared mappings. A rank that needs more than 300 s is killed. */
 int ranks_run(int n, const struct kernel_ops *ops, int64_t shared_bytes, int deadline_ms, rank_body *body, void *arg);
 /* The same in two halves, for tests that kill ranks in between: pids[n]; status[n] as waitpid gives it. */
 void ranks_start(int n, const struct kernel_ops *ops, int64_t shared_bytes, int deadline_ms, rank_body *body, void *arg, pid_t *pids);

@@ -430,7 +430,7 @@ int main(void)
 {
     Suite *s = suite_create("attention_group");
     TCase *t = tcase_create("attention_group");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 200);
     tcase_add_test(t, known);
     tcase_add_loop_test(t, one_equals_many, 0, 2);
     tcase_add_test(t, gradients_are_slopes);

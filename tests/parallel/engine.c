@@ -409,7 +409,7 @@ int main(void)
 {
     Suite *s = suite_create("engine");
     TCase *t = tcase_create("engine");
-    tcase_set_timeout(t, 100);
+    tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, packing_adds_up, 0, 12);
     tcase_add_loop_test(t, documents_are_apart, 0, 6);
     tcase_add_test(t, tiles_add_up);

@@ -145,7 +145,7 @@ int main(void)
 {
     Suite *s = suite_create("layout");
     TCase *t = tcase_create("layout");
-    tcase_set_timeout(t, 60);
+    tcase_set_timeout(t, 200);
     tcase_add_loop_test(t, spans_cover_causal_pairs, 0, 120);
     tcase_add_test(t, dense_is_balanced);
     tcase_add_loop_test(t, packed_is_balanced, 0, 12);
