@@ -177,6 +177,25 @@ static int open_tokenizer(struct sample *s, const char *dir, struct error *err)
     return rc;
 }
 
+/* Ids that end a text: the tokenizer's, and those config.json and generation_config.json name (one or a list). */
+static struct ids stop_ids(const struct sample *s)
+{
+    struct ids stop = { .v = xcalloc(64, sizeof *stop.v), .cap = 64 };
+    char *path = xasprintf("%s/generation_config.json", s->base);
+    cJSON *g = NULL;
+    if (json_parse_file(&g, path, &json_limits_file, NULL) != OK) g = NULL;
+    const cJSON *from[] = { json_get(s->config.json, "eos_token_id"), g ? json_get(g, "eos_token_id") : NULL };
+    if (tokenizer_eos(s->tokenizer) >= 0) stop.v[stop.n++] = tokenizer_eos(s->tokenizer);
+    for (size_t i = 0; i < sizeof from / sizeof from[0]; i++) {
+        double id;
+        for (const cJSON *e = cJSON_IsArray(from[i]) ? from[i]->child : from[i]; e && stop.n < stop.cap; e = cJSON_IsArray(from[i]) ? e->next : NULL)
+            if (json_number(e, &id) && id >= 0 && id < (double)s->config.V) stop.v[stop.n++] = (int32_t)id;
+    }
+    cJSON_Delete(g);
+    free(path);
+    return stop;
+}
+
 int verb_sample(int argc, char **argv)
 {
     const char *base = NULL, *prompt = NULL, *max_text = NULL, *temperature_text = NULL, *seed_text = NULL, *device = "cpu", *dir;
@@ -202,10 +221,11 @@ int verb_sample(int argc, char **argv)
     if (rc == OK && in.n == 0) rc = error_set(&err, E_INVALID, "--prompt: expected some text to continue");
     if (rc == OK) rc = open_model(&s, in.n + (int64_t)max_new, &err);
     if (rc == OK) {
-        int32_t eos = tokenizer_eos(s.tokenizer);
-        struct sample_options o = { temperature, (uint64_t)seed, (int64_t)max_new, &eos, eos >= 0 };
+        struct ids stop = stop_ids(&s);
+        struct sample_options o = { temperature, (uint64_t)seed, (int64_t)max_new, stop.v, stop.n };
         out = xmalloc((unsigned long)max_new * sizeof *out);
         rc = sampler_run(s.sampler, in.v, in.n, &o, out, &n_out, &err);
+        ids_release(&stop);
     }
     if (rc == OK) rc = tokenizer_decode(s.tokenizer, out, n_out, true, &text, &len, &err);
     if (rc == OK) (void)printf("%s%s\n", prompt, text);

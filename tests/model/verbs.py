@@ -28,6 +28,25 @@ def header(path):
         return json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
 
 
+def random_tensors(path, shapes):
+    rng, head, data = random.Random(1), {}, b""
+    for name, shape in shapes.items():
+        n = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        raw = struct.pack(f"<{n}f", *(1.0 if "norm" in name else rng.gauss(0, 0.5) for _ in range(n)))
+        head[name] = dict(dtype="F32", shape=shape, data_offsets=[len(data), len(data) + len(raw)])
+        data += raw
+    text = json.dumps(head).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def random_adapter(folder, base):
+    prefix = "base_model.model.model.layers.0.mlp.up_proj."
+    random_tensors(os.path.join(folder, "adapter_model.safetensors"), {prefix + "lora_A.weight": [2, 16], prefix + "lora_B.weight": [24, 2]})
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump(dict(peft_type="LORA", base_model_name_or_path=base, r=2, lora_alpha=40, target_modules=["up_proj"], lora_dropout=0.1, bias="none"), f)
+
+
 def random_model(folder):
     """A qwen2 of width 16 with the example's vocabulary, written without any library."""
     c = dict(model_type="qwen2", hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=4096,
@@ -39,15 +58,7 @@ def random_model(folder):
         shapes[layer + name + ".weight"] = [out, width]
         if name[-6] in "qkv" and "attn" in name:
             shapes[layer + name + ".bias"] = [out]
-    rng, head, data = random.Random(1), {}, b""
-    for name, shape in shapes.items():
-        n = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        raw = struct.pack(f"<{n}f", *(1.0 if "norm" in name else rng.gauss(0, 0.5) for _ in range(n)))
-        head[name] = dict(dtype="F32", shape=shape, data_offsets=[len(data), len(data) + len(raw)])
-        data += raw
-    text = json.dumps(head).encode()
-    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
+    random_tensors(os.path.join(folder, "model.safetensors"), shapes)
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(c, f)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -77,6 +88,12 @@ with tempfile.TemporaryDirectory() as tmp:
     check(worker(*say)[1] == first, "greedy is repeatable")
     warm = [worker(*say, "--temperature", "2", "--seed", str(seed))[1] for seed in (1, 1, 2)]
     check(warm[0] == warm[1] and warm[0] != warm[2], f"a seed is a continuation: {warm}")
+    adapter, merged = os.path.join(tmp, "adapter"), os.path.join(tmp, "adapted")
+    os.mkdir(adapter)
+    random_adapter(adapter, model)
+    rc, adapted, err = worker("--sample", adapter, *say[2:])
+    check(rc == 0 and adapted != first, f"an adapter changes the text: {rc} {adapted!r} {err}")
+    check(worker("--merge", adapter, merged)[0] == 0 and worker("--sample", merged, *say[2:])[1] == adapted, "the merged model says what the adapter says")
     for bad, word in ((["--sample", model], "--prompt"), (["--sample", tmp, "--prompt", "x"], "config.json"), (say[:-1] + ["0"], "max_new_tokens"), (["--sample"], "usage")):
         rc, _, err = worker(*bad)
         check(rc == 2 and word in err, f"{bad} is refused: {rc} {err}")
