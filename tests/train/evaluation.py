@@ -44,7 +44,7 @@ def invisible(b):
         samples = [json.loads(line) for line in f]
     assert [(s["step"], s["prompt"]) for s in samples] == [(k, p) for k in (2, 4, 6, 8) for p in ("the quick brown", "seven")], samples
     texts = []
-    for name, n, fields in [("s1", 1, {}), ("s4", 4, dict(ulysses_size=2, ring_size=2)), ("sdp", 2, dict(sequence_parallel_size=1))]:
+    for name, n, fields in [("s1", 1, {}), ("s4", 4, dict(ulysses_size=2, ring_size=2)), ("sdp", 2, dict(sequence_parallel_size=1, zero_stage=3))]:
         b.run(name, n, eval_steps=1, max_steps=1, learning_rate=0, val_dataset=[b.val], sample_prompts=["the quick brown", "x"], **fields)
         with open(f"{b.tmp}/{name}/samples.jsonl") as f:
             texts.append(f.read())
@@ -56,7 +56,8 @@ def parallel(b):
     """ms-swift #9152: a numerator summed over ranks over a local count. Rows without a trained token on some rank are among these."""
     want = None
     for name, n, fields in [("one", 1, {}), ("uly", 2, dict(ulysses_size=2)), ("ring", 4, dict(ring_size=4)), ("dp", 2, dict(sequence_parallel_size=1)),
-                            ("dp-sp", 4, dict(ring_size=2, sequence_parallel_size=2))]:
+                            ("dp-sp", 4, dict(ring_size=2, sequence_parallel_size=2)),
+                            ("dp-zero3", 4, dict(sequence_parallel_size=1, zero_stage=3))]:
         g = b.run(name, n, eval_steps=1, max_steps=1, learning_rate=0, val_dataset=[b.val], **fields)
         loss = g.records("metrics")[0]["eval_loss"]
         want = want or loss

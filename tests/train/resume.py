@@ -76,7 +76,7 @@ def reshape(b):
     whole = b.run("whole", **fields)
     assert whole.codes == [0, 0], whole.stderr
     want = whole.losses()
-    for name, U, R, extra in [("one", 1, 1, {}), ("uly", 2, 1, {}), ("both", 2, 2, {}), ("zero1", 2, 1, dict(zero_stage=1)), ("zero2", 1, 4, dict(zero_stage=2)),
+    for name, U, R, extra in [("one", 1, 1, {}), ("uly", 2, 1, {}), ("both", 2, 2, {}), ("zero1", 2, 1, dict(zero_stage=1)), ("zero3", 1, 4, dict(zero_stage=3)),
                               ("dp", 1, 1, dict(nproc_per_node=2, gradient_accumulation_steps=1))]:
         spec = dict(fields, **extra)
         n = spec.pop("nproc_per_node", U * R)
@@ -85,7 +85,7 @@ def reshape(b):
         off = max(abs(x - y) / abs(y) for x, y in zip(g.losses(), want[7:]))
         print(f"resumed as {name}: losses off by {off:.1e}")
         assert len(g.losses()) == 13 and off < 1e-5
-    shards = b.run("shards", U=1, R=4, zero_stage=2, **fields)              # and written in shards, gone on with by one rank
+    shards = b.run("shards", U=1, R=4, zero_stage=3, **fields)              # and written in shards, gone on with by one rank
     assert shards.codes == [0] * 4 and len([f for f in os.listdir(f"{b.tmp}/shards/checkpoint-7") if f.startswith("optimizer-")]) == 4, shards.stderr
     g = b.run("joined", U=1, R=1, resume=f"{b.tmp}/shards/checkpoint-7", **fields)
     off = max(abs(x - y) / abs(y) for x, y in zip(g.losses(), want[7:]))

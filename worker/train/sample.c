@@ -83,7 +83,7 @@ int sample_log(struct run *r, struct error *err)
 {
     const struct strlist *prompts = &r->spec->sample_prompts;
     struct tokenizer *t = NULL;
-    if (prompts->n == 0 || r->job.mesh.dp_rank != 0) return OK;
+    if (prompts->n == 0 || (r->job.mesh.dp_rank != 0 && r->spec->zero_stage < 3)) return OK;
     int rc = tokenizer_open(&t, r->spec->model, err);
     for (int i = 0; i < prompts->n && rc == OK; i++) {
         char *text = NULL;

@@ -5,7 +5,7 @@
 #include "worker/train/run.h"
 
 /* Continues every prompt; rank 0 appends {"step","prompt","text"} to <output_dir>/samples.jsonl and tells it as an event. Collective over the first
- * data-parallel group; the others do nothing. Changes nothing training can see. */
+ * data-parallel group; the others do the same for nothing with ZeRO 3 (weights are gathered from all), else nothing. Changes nothing training can see. */
 int sample_log(struct run *r, struct error *err);
 
 #endif
