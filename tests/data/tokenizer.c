@@ -296,6 +296,17 @@ START_TEST(added_tokens)
 }
 END_TEST
 
+START_TEST(added_ids_are_numbered_as_hugging_face_numbers_them)
+{
+    struct tokenizer *t = open_parts((struct parts){ .added = "[" TOKEN(99, "<x>", "") "," TOKEN(4, "ab", "") "," TOKEN(50, "<y>", "") "]" });
+    ck_assert_int_eq(tokenizer_id(t, "<x>"), 13);
+    ck_assert_int_eq(tokenizer_id(t, "ab"), 4);
+    ck_assert_int_eq(tokenizer_id(t, "<y>"), 14);
+    ck_assert_int_eq(tokenizer_size(t), 15);
+    tokenizer_free(t);
+}
+END_TEST
+
 START_TEST(post_processor_and_decoders)
 {
     static const char added[] = "[" TOKEN(13, "<s>", "") "," TOKEN(14, "</s>", "") "]";
@@ -351,7 +362,7 @@ START_TEST(files_that_are_refused)
         { E_INVALID, "one blank between", "{\"model\":{\"vocab\":{\"a\":1},\"merges\":[\"a a a\"]}}" }, { E_INVALID, "expected two strings", "{\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\"]]}}" },
         { E_INVALID, "expected two strings", "{\"model\":{\"vocab\":{\"a\":1},\"merges\":[[\"a\",1]]}}" }, { E_INVALID, "expected \"a b\"", "{\"model\":{\"vocab\":{\"a\":1},\"merges\":[7]}}" },
         { E_INVALID, "unk_token", "{\"model\":{\"unk_token\":\"u\",\"vocab\":{\"a\":1},\"merges\":[]}}" }, { E_UNSUPPORTED, "dropout", "{\"model\":{\"dropout\":0.1,\"vocab\":{\"a\":1},\"merges\":[]}}" },
-#define WITH(member) "{" member ",\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}"
+#define WITH(member) "{" member ",\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}}"
         { E_UNSUPPORTED, "normalizer.type \"Nmt\"", WITH("\"normalizer\":{\"type\":\"Nmt\"}") }, { E_INVALID, "normalizer.type", WITH("\"normalizer\":7") },
         { E_UNSUPPORTED, "pre_tokenizer.type \"UnicodeScripts\"", WITH("\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"}") },
         { E_UNSUPPORTED, "post_processor.type \"X\"", WITH("\"post_processor\":{\"type\":\"X\"}") }, { E_UNSUPPORTED, "decoder.type \"CTC\"", WITH("\"decoder\":{\"type\":\"CTC\"}") },
@@ -366,8 +377,9 @@ START_TEST(files_that_are_refused)
         { E_UNSUPPORTED, "too large", WITH("\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"((a{1000}){1000}){1000}\"},\"behavior\":\"Removed\"}") },
         { E_INVALID, "of one character", WITH("\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"ab\"}") }, { E_INVALID, "start and stop", WITH("\"decoder\":{\"type\":\"Strip\",\"content\":\"a\",\"start\":-1,\"stop\":0}") },
         { E_INVALID, "added_tokens: expected a list", WITH("\"added_tokens\":{}") }, { E_INVALID, "added_tokens[0].content", WITH("\"added_tokens\":[{}]") },
-        { E_INVALID, "added_tokens[0].id", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":-4}]") }, { E_INVALID, "belongs to \"a\"", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":1}]") },
-        { E_INVALID, "id 2 appears twice", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":2},{\"content\":\"y\",\"id\":2}]") },
+        { E_INVALID, "added_tokens[0].id", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":-4}]") }, { E_INVALID, "belongs to \"a\"", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":0}]") },
+        { E_INVALID, "would get id 1, which belongs to \"a\"", "{\"added_tokens\":[{\"content\":\"x\",\"id\":2}],\"model\":{\"vocab\":{\"a\":1},\"merges\":[]}}" },
+        { E_INVALID, "id: 2 appears twice", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":2},{\"content\":\"y\",\"id\":2}]") },
         { E_INVALID, "\"x\" appears twice", WITH("\"added_tokens\":[{\"content\":\"x\",\"id\":2},{\"content\":\"x\",\"id\":3}]") },
         { E_INVALID, "not valid UTF-8", "{\"model\":\"\xFF\"}" }, { E_INVALID, "byte order mark", "\xEF\xBB\xBF{}" }, { E_INVALID, "line 1", "{\"model\":" },
     };
@@ -581,6 +593,7 @@ int main(void)
     tcase_add_test(c, patterns_mean_what_oniguruma_means);
     tcase_add_test(c, normalizers);
     tcase_add_test(c, added_tokens);
+    tcase_add_test(c, added_ids_are_numbered_as_hugging_face_numbers_them);
     tcase_add_test(c, post_processor_and_decoders);
     tcase_add_test(c, files_that_are_refused);
     tcase_add_test(c, absurd_files_end_soon);

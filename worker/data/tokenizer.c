@@ -96,7 +96,9 @@ static const struct added_token *added_by_content(const struct tokenizer *t, con
     return low < t->added_n && compare_text(t->by_content[low]->content, t->by_content[low]->len, text, len) == 0 ? t->by_content[low] : NULL;
 }
 
-static int read_added(struct tokenizer *t, const cJSON *item, int64_t i, struct error *err)
+/* Ids are given as Hugging Face gives them, whatever the file says: the vocabulary's own, else the next free one. seen: bits of the
+ * file's ids. */
+static int read_added(struct tokenizer *t, const cJSON *item, int64_t i, uint64_t *seen, int64_t *next, struct error *err)
 {
     const cJSON *content = json_get(item, "content");
     struct added_token *a = &t->added[t->added_n];
@@ -107,7 +109,6 @@ static int read_added(struct tokenizer *t, const cJSON *item, int64_t i, struct 
     if (*content->valuestring == '\0') return OK;              /* Hugging Face passes over it */
     a->content = xstrdup(content->valuestring);
     a->len = nul_show(a->content);
-    a->id = (int32_t)id;
     t->added_n++;                                               /* from here on tokenizer_free frees it */
     int32_t in_vocab = bpe_id(t->bpe, a->content, a->len);
     const char *other = bpe_token(t->bpe, id, NULL);
@@ -115,6 +116,12 @@ static int read_added(struct tokenizer *t, const cJSON *item, int64_t i, struct 
         return error_set(err, E_INVALID, "added_tokens[%lld].id: \"%.60s\" is %lld here and %d in model.vocab", (long long)i, a->content, (long long)id, in_vocab);
     if (in_vocab < 0 && other)
         return error_set(err, E_INVALID, "added_tokens[%lld].id: %lld belongs to \"%.60s\" in model.vocab", (long long)i, (long long)id, other);
+    if (seen[id / 64] >> id % 64 & 1) return error_set(err, E_INVALID, "added_tokens[%lld].id: %lld appears twice", (long long)i, (long long)id);
+    seen[id / 64] |= UINT64_C(1) << id % 64;
+    if (in_vocab < 0 && (other = bpe_token(t->bpe, *next, NULL)) != NULL)
+        return error_set(err, E_INVALID, "added_tokens[%lld]: \"%.60s\" would get id %lld, which belongs to \"%.60s\" in model.vocab", (long long)i, a->content, (long long)*next, other);
+    a->id = in_vocab >= 0 ? in_vocab : (int32_t)*next;
+    if (a->id >= *next) *next = a->id + 1;
     a->single_word = json_bool(item, "single_word", false);
     a->lstrip = json_bool(item, "lstrip", false);
     a->rstrip = json_bool(item, "rstrip", false);
@@ -134,8 +141,6 @@ static int index_added(struct tokenizer *t, struct error *err)
     qsort(t->by_id, t->added_n, sizeof *t->by_id, by_id);
     qsort(t->by_content, t->added_n, sizeof *t->by_content, by_content);
     for (size_t i = 1; i < t->added_n; i++) {
-        if (t->by_id[i - 1]->id == t->by_id[i]->id)
-            return error_set(err, E_INVALID, "added_tokens: id %d appears twice (\"%.60s\", \"%.60s\")", t->by_id[i]->id, t->by_id[i - 1]->content, t->by_id[i]->content);
         if (by_content(&t->by_content[i - 1], &t->by_content[i]) == 0)
             return error_set(err, E_INVALID, "added_tokens: \"%.60s\" appears twice", t->by_content[i]->content);
     }
@@ -151,8 +156,11 @@ static int open_added(struct tokenizer *t, const cJSON *list, struct error *err)
     int n = list ? cJSON_GetArraySize(list) : 0;
     if (n > ADDED_MAX) return error_set(err, E_LIMIT, "added_tokens: %d entries; at most %d are taken", n, ADDED_MAX);
     t->added = xcalloc((size_t)n, sizeof *t->added);
-    cJSON_ArrayForEach(item, list) if ((rc = read_added(t, item, i++, err)) != OK) return rc;
-    return index_added(t, err);
+    uint64_t *seen = xcalloc(TOKEN_ID_MAX / 64, sizeof *seen);
+    int64_t next = bpe_count(t->bpe);
+    cJSON_ArrayForEach(item, list) if ((rc = read_added(t, item, i++, seen, &next, err)) != OK) break;
+    free(seen);
+    return rc == OK ? index_added(t, err) : rc;
 }
 
 /* Special tokens count before others where two have one spelling. */
