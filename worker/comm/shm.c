@@ -84,6 +84,7 @@ struct watch {
 /* A job of the communication thread. */
 struct transfer {
     struct comm_hop head;                   /* kind */
+    struct transfer *older, *newer;         /* all that are not yet waited for, so that an error leaves nothing behind */
     struct comm *c;
     struct shm *sh;
     /* a hop */
@@ -109,6 +110,7 @@ struct shm {
     char **seg;                             /* [world] mapped segments */
     int *pid, *pidfd;                       /* [world]; pidfd -1 where the kernel has none */
     uint64_t *met[LANES], *sent, *got;      /* [world] my side of the counters */
+    struct transfer *newest;                /* of those not yet waited for */
     int half;                               /* of the staging area, next to use */
     struct watch watch[2];                  /* main thread, communication thread */
 
@@ -595,9 +597,21 @@ static void *communication_thread(void *arg)
 
 static struct transfer *new_transfer(struct comm *c, enum comm_kind kind)
 {
+    struct shm *sh = c->w->priv;
     struct transfer *h = xcalloc(1, sizeof *h);
-    *h = (struct transfer){ .head = { kind }, .c = c, .sh = c->w->priv, .prev = -1, .next = -1, .state = FINISHED, .started = comm_now() };
+    *h = (struct transfer){ .head = { kind }, .c = c, .sh = sh, .prev = -1, .next = -1, .state = FINISHED, .started = comm_now(), .older = sh->newest };
+    if (h->older) h->older->newer = h;
+    sh->newest = h;
     return h;
+}
+
+static void free_transfer(struct transfer *h)
+{
+    if (h->newer) h->newer->older = h->older;
+    else h->sh->newest = h->older;
+    if (h->older) h->older->newer = h->newer;
+    free(h->cuts);
+    free(h);
 }
 
 static void queue(struct transfer *h)
@@ -704,8 +718,7 @@ static int shm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *hop, 
     }
     *busy_s = h->busy_s;
     *late_s = h->late_s;
-    free(h->cuts);
-    free(h);
+    free_transfer(h);
     return rc;
 }
 
@@ -826,10 +839,7 @@ static void shm_close(struct comm_world *w)
         (void)pthread_cond_broadcast(&sh->change);
         (void)pthread_mutex_unlock(&sh->lock);
         (void)pthread_join(sh->thread, NULL);                   /* a hop in its hands ends by itself: done, or the peer is lost */
-        for (; sh->head != sh->tail; sh->head++) {
-            free(sh->job[sh->head % JOBS]->cuts);
-            free(sh->job[sh->head % JOBS]);
-        }
+        while (sh->newest) free_transfer(sh->newest);
     }
     for (int q = 0; q < w->world; q++) {
         if (sh->seg[q]) (void)munmap(sh->seg[q], (size_t)sh->seg_bytes);
