@@ -103,6 +103,33 @@ END_TEST
 START_TEST(agrees_in_tiles) { check_case(_i, policies[_i % 3], 5); }
 END_TEST
 
+/* What a policy keeps changes no bit of what comes out. */
+START_TEST(policies_agree_to_the_bit)
+{
+    float *first = NULL;
+    for (int k = 0; k < N_POLICIES; k++) {
+        struct rig r;
+        struct test_case c;
+        struct error err = { 0 };
+        struct model_loss loss = { 0 };
+        open_case(&r, &c, _i, policies[k], "");
+        ck_assert_int_eq(model_zero_grads(r.m, &err), OK);
+        ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+        ck_assert_int_eq(model_forward_backward(r.m, 0.5, &loss, &err), OK);
+        const struct params *p = model_params(r.m);
+        size_t bytes = (size_t)p->n_flat * sizeof *first;
+        if (!first) {
+            first = xmalloc(bytes);
+            memcpy(first, p->flat_g, bytes);
+        }
+        ck_assert_msg(memcmp(first, p->flat_g, bytes) == 0, "%s: policy %s", cases[_i].name, act_policy_names[policies[k]]);
+        case_close(&c);
+        rig_close(&r);
+    }
+    free(first);
+}
+END_TEST
+
 /* Two sweeps add up, and an evaluation between them changes nothing, to the bit. */
 START_TEST(accumulates)
 {
@@ -335,6 +362,7 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, agrees_with_hugging_face, 0, N_CASES * N_POLICIES);
     tcase_add_loop_test(t, agrees_in_tiles, 0, N_CASES);
+    tcase_add_loop_test(t, policies_agree_to_the_bit, 0, N_CASES);
     tcase_add_loop_test(t, accumulates, 0, N_CASES);
     tcase_add_loop_test(t, saves_and_loads, 0, N_CASES);
     tcase_add_loop_test(t, samples, 0, N_CASES);
