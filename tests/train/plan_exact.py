@@ -12,7 +12,8 @@ from gang import Gang, tiny_data, tiny_model, write_spec
 
 POLICIES = ["none", "attention", "layer", "offload_host", "offload_disk"]
 TUNERS = [dict(tuner_type="full"), dict(tuner_type="lora", lora_rank=3, modules_to_save=["lm_head"]), dict(tuner_type="full", torch_dtype="bfloat16"),
-          dict(tuner_type="full", use_galore=True, galore_rank=4), dict(tuner_type="full", gradient_accumulation_steps=3, per_device_train_batch_size=2)]
+          dict(tuner_type="full", use_galore=True, galore_rank=4), dict(tuner_type="full", torch_dtype="bfloat16", zero_stage=3),
+          dict(tuner_type="full", gradient_accumulation_steps=3, per_device_train_batch_size=2)]
 SHAPES = [(1, 1, 1), (2, 1, 2), (4, 2, 2), (2, 1, 1)]       # ranks, ulysses, ring; the last: two data-parallel ranks
 
 
