@@ -49,8 +49,13 @@ void job_ranks(struct daemon *d, struct request *q)
     if (!request_int(q, "attempt", 1, 1000000, attempt, &n)) return;
     struct job *j = job_find(d, id);
     if (j && j->attempt && n == attempt) { reply_list(q, attempt_ranks_json(j->attempt), NULL); return; }
-    if (store_rows(d->store, &rows, &err, "SELECT rank,pid,attempt,'ended' AS state,step,code,signal,reason FROM ranks WHERE job=? AND attempt=? ORDER BY rank", "ii", id, n) != OK) reply_error(q, &err);
-    else reply_list(q, rows, NULL);
+    if (store_rows(d->store, &rows, &err, "SELECT rank,pid,attempt,'ended' AS state,step,code,signal,reason FROM ranks WHERE job=? AND attempt=? ORDER BY rank", "ii", id, n) != OK) { reply_error(q, &err); return; }
+    cJSON *row;
+    cJSON_ArrayForEach(row, rows) {
+        int64_t rank;
+        if (json_int(row, "rank", &rank)) metrics_last(d->store, id, (int)rank, n, row);
+    }
+    reply_list(q, rows, NULL);
 }
 
 /* --- logs --- */

@@ -239,6 +239,27 @@ int metrics_series(struct store *s, int64_t job, char **names, int n_names, int 
     return rc;
 }
 
+static bool add_figures(void *arg, struct store_row *r)
+{
+    size_t len;
+    const unsigned char *data = row_blob(r, 0, &len);
+    for (size_t at = 0; at + 10 <= len; at += 10) {
+        int id = data[at] | data[at + 1] << 8;
+        double v;
+        memcpy(&v, data + at + 2, 8);
+        if (id < 1 || id > dictionary.n || dictionary.name[id - 1] == NULL || json_get(arg, dictionary.name[id - 1])) continue;
+        if (v == floor(v) && fabs(v) < 9007199254740992.0) json_add_int(arg, dictionary.name[id - 1], (int64_t)v);
+        else json_add_num(arg, dictionary.name[id - 1], v);
+    }
+    return false;
+}
+
+void metrics_last(struct store *s, int64_t job, int rank, int64_t attempt, cJSON *o)
+{
+    if (dictionary_of != s) dictionary_load(s);
+    (void)store_each(s, add_figures, o, NULL, "SELECT data FROM metrics WHERE job=? AND rank=? AND attempt=? ORDER BY seq DESC LIMIT 1", "iii", job, (int64_t)rank, attempt);
+}
+
 static bool mark_names(void *arg, struct store_row *r)
 {
     size_t len;

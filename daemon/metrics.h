@@ -18,6 +18,8 @@ size_t points_thin(struct point *p, size_t n, size_t max);
  * attempt appear once, as the later attempt had them. rank -1: all ranks. */
 int metrics_series(struct store *s, int64_t job, char **names, int n_names, int rank, int64_t from, int64_t to, int64_t max_points, cJSON **out,
                    struct error *err);
+/* Adds the figures of a rank's last record to o. */
+void metrics_last(struct store *s, int64_t job, int rank, int64_t attempt, cJSON *o);
 int metrics_names(struct store *s, int64_t job, cJSON **out, struct error *err);
 
 #endif

@@ -29,7 +29,7 @@ def test_life_of_a_job(new):
     assert j["step"] == 5 and j["max_steps"] == 5 and j["summary"]["steps"] == 5, j
     assert j["spec"]["learning_rate"] == 1e-4 and j["plan"] is not None
     ranks = d.ranks("j1")
-    assert [x["rank"] for x in ranks] == [0, 1] and all(x["pid"] > 1 and x["code"] == 0 for x in ranks), ranks
+    assert [x["rank"] for x in ranks] == [0, 1] and all(x["pid"] > 1 and x["code"] == 0 for x in ranks) and [x["peak_bytes"] for x in ranks] == [1000, 2000], ranks
     series = d.get("/v1/jobs/j1/metrics?names=loss,comm_share&max_points=10")["series"]
     assert [s["name"] for s in series] == ["loss", "comm_share"]
     assert series[0]["points"] == [[1, 5], [2, 2.5], [3, 5 / 3], [4, 1.25], [5, 1]], series[0]
