@@ -735,6 +735,7 @@ void attempt_tick(struct daemon *d)
     for (struct job *j = d->jobs, *next; j; j = next) {
         next = j->next;
         if (j->attempt) tick(j->attempt);
+        else if (j->row.state == JOB_STOPPING) (void)attempt_never(d, j, NULL);     /* the store refused its last move: again */
     }
 }
 
