@@ -102,9 +102,33 @@ static const struct { const char *template, *json, *out; } hard[] = {
     { strict, TALK, US("q") "[<call>f{'x': 1}</call><|im_end|>\n]<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>\n]" US("p") "[<think></think>b<|im_end|>\n]" },
     { opens, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"<think>\\nw</think> a\"") "," M("user", "\"content\":\"a\"") "," M("assistant", "\"content\":\"<think>\\nv</think>b\"") "]}",
       US("q") "[a<|im_end|>\n]" US("a") "<think>\n[v</think>b<|im_end|>\n]" },
+    /* the answer ends with the bytes the mark ends with */
+    { forgets, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"\xE4\xBD\xA0\xE3\x80\x81\"") "," M("user", "\"content\":\"\xE3\x80\x81\"") "," M("assistant", "\"content\":\"b\"") "]}",
+      US("q") "[\xE4\xBD\xA0\xE3\x80\x81<|im_end|>\n]" US("\xE3\x80\x81") "[<think></think>b<|im_end|>\n]" },
     { says, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"a\"") "," M("user", "\"content\":\"p\"") "," M("assistant", "\"content\":\"b\"") "]}",
       US("q") "[a]<|im_end|>\n" US("p") "[b]<|im_end|>\n" },
 };
+
+START_TEST(many_turns_are_found_at_once)
+{
+    struct buf json = { 0 }, want = { 0 };
+    buf_str(&json, "{\"messages\":[");
+    for (int i = 0; i < 200; i++) {
+        char *m = xasprintf("%s{\"role\":\"user\",\"content\":\"go on\"},{\"role\":\"assistant\",\"content\":\"a%d\"}", i ? "," : "", i % 3);
+        char *w = xasprintf(US("go on") "[%sa%d<|im_end|>\n]", i == 199 ? "<think></think>" : "", i % 3);
+        buf_str(&json, m);
+        buf_str(&want, w);
+        free(m);
+        free(w);
+    }
+    buf_str(&json, "]}");
+    char *got = shown_by(forgets, json.p, "default");
+    ck_assert_str_eq(got, want.p);
+    free(got);
+    buf_release(&json);
+    buf_release(&want);
+}
+END_TEST
 
 START_TEST(turns_are_found_though_history_is_rewritten)
 {
@@ -120,6 +144,7 @@ int main(void)
     TCase *t = tcase_create("encode");
     tcase_add_loop_test(t, assistant_turns_are_trained, 0, sizeof cases / sizeof cases[0]);
     tcase_add_test(t, text_is_trained_whole_and_ends);
+    tcase_add_test(t, many_turns_are_found_at_once);
     tcase_add_loop_test(t, turns_are_found_though_history_is_rewritten, 0, sizeof hard / sizeof hard[0]);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

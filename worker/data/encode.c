@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define FEW_TURNS 2             /* so many are looked for one by one; more, all at once */
 #define MARK "\xEE\x80\x80ringmaster\xEE\x80\x81"       /* private-use characters: no text starts or ends with them by chance */
 
 void encoded_release(struct encoded *e)
@@ -116,33 +117,47 @@ static int render(struct work *w, struct value messages, bool prompt, struct ren
     return template_render(w->e->tmpl, messages, w->tools, prompt, v_undefined(), out, err);
 }
 
+/* Bytes are compared, characters are meant: an end inside a character moves to its start. */
+static size_t whole_character(const struct buf *b, size_t at)
+{
+    while (at > 0 && at < b->n && (b->p[at] & 0xC0) == 0x80) at--;
+    return at;
+}
+
 static size_t common_prefix(const struct buf *a, const struct buf *b)
 {
     size_t n = a->n < b->n ? a->n : b->n, i = 0;
     while (i < n && a->p[i] == b->p[i]) i++;
-    return i;
+    return whole_character(a, i);
 }
 
 static size_t common_suffix(const struct buf *a, const struct buf *b, size_t most)
 {
     size_t i = 0;
     while (i < most && a->p[a->n - 1 - i] == b->p[b->n - 1 - i]) i++;
+    while (i > 0 && (a->p[a->n - i] & 0xC0) == 0x80) i--;
     return i;
 }
 
-/* The first n messages with what the model wrote in turn i replaced by MARK. Its tool calls go too; keep_calls: they stay, with their names
- * and arguments marked, for templates that insist on the order of roles. */
-static struct value marked(struct work *w, size_t n, size_t i, bool keep_calls)
+static struct value marked_message(struct pool *p, struct value old, bool keep_calls, bool keep_reasoning)
 {
-    struct pool *p = &w->pool;
-    struct value all = v_list(p), m = v_dict(p), old = w->messages.l->v[i];
-    for (size_t k = 0; k < n; k++) list_add(p, all.l, w->messages.l->v[k]);
+    static const char close[] = "</think>";
+    struct value m = v_dict(p);
     for (size_t k = 0; k < old.d->n; k++) {
         struct value key = old.d->k[k], v = old.d->v[k];
-        if (value_is_str(key, "reasoning_content") || value_is_str(key, "thinking") || value_is_str(key, "reasoning")) continue;
+        if (!keep_reasoning && (value_is_str(key, "reasoning_content") || value_is_str(key, "thinking") || value_is_str(key, "reasoning"))) continue;
         if (value_is_str(key, "tool_calls") && !keep_calls) continue;
-        if (value_is_str(key, "content")) v = v_cstr(MARK);
-        else if (value_is_str(key, "tool_calls") && v.type == V_LIST) {
+        if (value_is_str(key, "content")) {
+            const char *at = NULL;
+            if (keep_reasoning && v.type == V_STR)              /* reasoning may stand in the content, up to its closing mark */
+                for (const char *s = v.s.p, *hit; (hit = memmem(s, v.s.n - (size_t)(s - v.s.p), close, sizeof close - 1)) != NULL; s = at) at = hit + sizeof close - 1;
+            size_t head = at ? (size_t)(at - v.s.p) : 0;
+            char *text = pool_alloc(p, head + sizeof MARK);
+            if (head) memcpy(text, v.s.p, head);
+            memcpy(text + head, MARK, sizeof MARK - 1);
+            v = v_str(text, head + sizeof MARK - 1);
+        }
+        if (value_is_str(key, "tool_calls") && v.type == V_LIST) {
             struct value calls = v_list(p);
             for (size_t c = 0; c < v.l->n; c++) {
                 struct value call = v_dict(p), f = v_dict(p);
@@ -158,8 +173,48 @@ static struct value marked(struct work *w, size_t n, size_t i, bool keep_calls)
         dict_set(p, m.d, key, v);
     }
     if (!dict_find(m.d, "content")) dict_set(p, m.d, v_cstr("content"), v_cstr(MARK));
-    all.l->v[i] = m;
+    return m;
+}
+
+/* The first n messages with what the model wrote in turn i (in every turn: i is n) replaced by MARK. Its tool calls go too; keep_calls:
+ * they stay, with their names and arguments marked, for templates that insist on the order of roles. With all turns marked, reasoning stays. */
+static struct value marked(struct work *w, size_t n, size_t i, bool keep_calls)
+{
+    struct value all = v_list(&w->pool);
+    for (size_t k = 0; k < n; k++) {
+        struct value m = w->messages.l->v[k];
+        bool here = k == i || (i == n && value_is_str(value_get(m, "role"), "assistant"));
+        list_add(&w->pool, all.l, here ? marked_message(&w->pool, m, keep_calls, i == n) : m);
+    }
     return all;
+}
+
+/* The header the model is given is not its own words: where, between `before` and `start`, the longest part of the generation prompt stands,
+ * it is followed as far as it goes. */
+static size_t behind_prompt(const struct buf *whole, size_t before, size_t start, const char *prompt, size_t n)
+{
+    for (size_t len = n; len > 0; len--) {
+        const char *last = NULL, *s = whole->p + before, *stop = whole->p + start;
+        for (const char *hit; s < stop && (hit = memmem(s, (size_t)(stop - s), prompt, len)) != NULL; s = hit + 1) last = hit;
+        if (last == NULL) continue;
+        size_t at = (size_t)(last - whole->p), same = 0;
+        while (same < n && at + same < whole->n && whole->p[at + same] == prompt[same]) same++;
+        return whole_character(whole, at + same);
+    }
+    return start;
+}
+
+static size_t along(const struct buf *whole, size_t at, const char *tail, size_t n)     /* behind what of tail stands at `at` */
+{
+    while (n > 0 && at < whole->n && *tail == whole->p[at]) { tail++; n--; at++; }
+    return whole_character(whole, at);
+}
+
+static const char *last_mark(const struct buf *b)               /* behind it; NULL if there is none */
+{
+    const char *behind = NULL, *s = b->p, *stop = s + b->n;
+    for (const char *hit; s < stop && (hit = memmem(s, (size_t)(stop - s), MARK, strlen(MARK))) != NULL; s = behind) behind = hit + strlen(MARK);
+    return behind;
 }
 
 /* Bytes [from,to) of the whole text that are turn i. before: nothing of an earlier turn is taken. */
@@ -188,17 +243,10 @@ static int find_turn(struct work *w, size_t i, size_t before, size_t *from, size
             size_t end = whole->n - common_suffix(whole, &w->other.text, most);
             if (!have_from || *from < before) {
                 *from = start;
-                /* the header the model is given is not its own words, what stands between header and words is: look for the longest
-                 * part of the generation prompt that ends before the mark */
                 struct error q2 = { 0 };
                 struct rendered bare = { 0 };
                 if (render(w, head_of(w, i), false, &bare, &q2) == OK && bare.text.n < prompt.n && memcmp(bare.text.p, prompt.p, bare.text.n) == 0) {
-                    const char *header = prompt.p + bare.text.n;
-                    for (size_t len = prompt.n - bare.text.n; len > 0; len--) {
-                        const char *last = NULL, *s = whole->p + before, *stop = whole->p + start;
-                        for (const char *hit; s < stop && (hit = memmem(s, (size_t)(stop - s), header, len)) != NULL; s = hit + 1) last = hit;
-                        if (last) { *from = (size_t)(last - whole->p) + len; break; }
-                    }
+                    *from = behind_prompt(whole, before, start, prompt.p + bare.text.n, prompt.n - bare.text.n);
                 }
                 rendered_release(&bare);
             }
@@ -207,12 +255,8 @@ static int find_turn(struct work *w, size_t i, size_t before, size_t *from, size
                 *to = end;
                 struct error q2 = { 0 };
                 if (render(w, marked(w, i + 1, i, keep), false, &w->other, &q2) == OK) {
-                    const char *tail = NULL, *s = w->other.text.p, *stop = s + w->other.text.n;
-                    for (const char *hit; (hit = memmem(s, (size_t)(stop - s), MARK, strlen(MARK))) != NULL; s = tail) tail = hit + strlen(MARK);
-                    if (tail) {
-                        size_t left = (size_t)(w->other.text.p + w->other.text.n - tail);
-                        while (left > 0 && *to < whole->n && *tail == whole->p[*to]) { tail++; left--; (*to)++; }
-                    }
+                    const char *tail = last_mark(&w->other.text);
+                    if (tail) *to = along(whole, end, tail, (size_t)(w->other.text.p + w->other.text.n - tail));
                 }
             }
             if (*from < before) *from = before;
@@ -221,6 +265,61 @@ static int find_turn(struct work *w, size_t i, size_t before, size_t *from, size
     }
     buf_release(&prompt);
     return rc;
+}
+
+struct turn { size_t message, from, to; };
+
+/* All turns from three or four renderings, whatever their number: the conversation with every turn marked gives the text between the turns,
+ * and the whole text is walked along it. False where that does not fit exactly; then each turn is looked for by itself. */
+static bool find_all(struct work *w, struct turn *turns, size_t n_turns)
+{
+    const struct buf *whole = &w->whole.text;
+    struct error quiet = { 0 };
+    struct rendered skeleton = { 0 };
+    size_t n = w->messages.l->n, last = turns[n_turns - 1].message, pos = 0, before = 0, prompt_n = 0, tail_n = 0;
+    char *prompt = NULL, *tail = NULL;
+    bool fits = false;
+    if (render(w, head_of(w, last), true, &w->part, &quiet) != OK || render(w, head_of(w, last), false, &w->other, &quiet) != OK) goto out;
+    if (w->other.text.n >= w->part.text.n || memcmp(w->other.text.p, w->part.text.p, w->other.text.n) != 0) goto out;
+    prompt_n = w->part.text.n - w->other.text.n;
+    prompt = xstrndup(w->part.text.p + w->other.text.n, prompt_n);
+    if (render(w, marked(w, last + 1, last, false), false, &w->other, &quiet) != OK) goto out;
+    const char *behind = last_mark(&w->other.text);
+    if (behind == NULL) goto out;
+    tail_n = (size_t)(w->other.text.p + w->other.text.n - behind);
+    tail = xstrndup(behind, tail_n);
+    if (render(w, marked(w, n, n, false), false, &skeleton, &quiet) != OK) goto out;
+    const char *s = skeleton.text.p, *end = s + skeleton.text.n;
+    for (size_t i = 0; i <= n_turns; i++) {                     /* s: the stretch before turn i; the last one is before the end */
+        const char *mark = memmem(s, (size_t)(end - s), MARK, strlen(MARK));
+        size_t stretch = (size_t)((mark ? mark : end) - s);
+        if ((mark == NULL) != (i == n_turns) || (i > 0 && i < n_turns && stretch < tail_n + 1)) goto out;
+        size_t at = pos;
+        if (i == n_turns) {
+            if (whole->n < stretch || whole->n - stretch < pos) goto out;
+            at = whole->n - stretch;
+        } else if (i > 0) {
+            const char *hit = memmem(whole->p + pos, whole->n - pos, s, stretch);
+            if (hit == NULL) goto out;
+            at = (size_t)(hit - whole->p);
+        }
+        if (whole->n - at < stretch || memcmp(whole->p + at, s, stretch) != 0) goto out;
+        if (i > 0) {
+            struct turn *t = &turns[i - 1];
+            t->to = t->message + 1 == n ? whole->n : along(whole, at, tail, tail_n);
+            if (t->to < t->from) goto out;
+            before = t->to;
+        }
+        pos = at + stretch;
+        if (i < n_turns) turns[i].from = behind_prompt(whole, before, pos, prompt, prompt_n);
+        s = mark ? mark + strlen(MARK) : end;
+    }
+    fits = true;
+out:
+    free(prompt);
+    free(tail);
+    rendered_release(&skeleton);
+    return fits;
 }
 
 static float weight_of(const struct encoder *e, struct value m, bool last_round)
@@ -273,6 +372,13 @@ static int encode_conversation(const struct encoder *e, const struct sample *s, 
         if (value_is_str(value_get(s->messages.l->v[i], "role"), "user")) last_user = i;
     size_t turns = 0, turn = 0;
     for (size_t i = 0; i < n; i++) turns += value_is_str(value_get(s->messages.l->v[i], "role"), "assistant");
+    struct turn *found = NULL;
+    if (turns > FEW_TURNS && !template_marks_generation(e->tmpl)) {
+        found = pool_alloc(&w.pool, turns * sizeof *found);
+        for (size_t i = 0, k = 0; i < n; i++)
+            if (value_is_str(value_get(s->messages.l->v[i], "role"), "assistant")) found[k++].message = i;
+        if (!find_all(&w, found, turns)) found = NULL;
+    }
     bool marks = template_marks_generation(e->tmpl) && w.whole.n_generated == turns;       /* the template says it itself */
     for (size_t i = 0; i < n && rc == OK; i++) {
         struct value m = s->messages.l->v[i];
@@ -280,7 +386,8 @@ static int encode_conversation(const struct encoder *e, const struct sample *s, 
         size_t from, to;
         float weight = weight_of(e, m, i > last_user);
         if (marks) { from = w.whole.generated[turn].from; to = w.whole.generated[turn].to; }
-        else if (weight == 0.0f) continue;
+        else if (found) { from = found[turn].from; to = found[turn].to; }
+        else if (weight == 0.0f) { turn++; continue; }
         else if ((rc = find_turn(&w, i, before, &from, &to, err)) != OK) break;
         turn++;
         before = to;
