@@ -164,6 +164,28 @@ static int count(const char *s, const char *what)
     return n;
 }
 
+START_TEST(folders_hold_many_files)
+{
+    struct error err = { 0 };
+    char *dir = xasprintf("%s/many", folder);
+    ck_assert_int_eq(make_dirs(dir, NULL), OK);
+    for (int i = 0; i < 1500; i++) {                            /* more than a process may open */
+        char *path = xasprintf("%s/%04d.txt", dir, i);
+        FILE *f = fopen(path, "w");                             /* not file(): 1,500 fsyncs take their time */
+        ck_assert(f != NULL && fputs("x", f) >= 0 && fclose(f) == 0);
+        free(path);
+    }
+    char *loop = xasprintf("%s/many/up", folder);
+    ck_assert_int_eq(symlink("..", loop), 0);
+    char *got = read_all(dir, NULL, NULL, &err);
+    ck_assert_msg(got != NULL, "%s", err.text);
+    ck_assert_uint_eq(strlen(got), 3000);
+    free(got);
+    free(loop);
+    free(dir);
+}
+END_TEST
+
 START_TEST(sampling_takes_whole_copies_then_a_random_part)
 {
     struct error err = { 0 };
@@ -189,11 +211,13 @@ int main(void)
     TCase *t = tcase_create("dataset");
     (void)snprintf(folder, sizeof folder, "/tmp/rm-dataset-XXXXXX");
     if (mkdtemp(folder) == NULL) return 1;
+    tcase_set_timeout(t, 60);
     tcase_add_loop_test(t, reads_every_shape, 0, sizeof shapes / sizeof shapes[0]);
     tcase_add_loop_test(t, refuses_naming_file_and_line, 0, sizeof bad / sizeof bad[0]);
     tcase_add_test(t, deep_nesting_is_refused);
     tcase_add_test(t, long_line_is_refused_at_once);
     tcase_add_test(t, columns_and_system);
+    tcase_add_test(t, folders_hold_many_files);
     tcase_add_test(t, sampling_takes_whole_copies_then_a_random_part);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

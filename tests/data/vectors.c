@@ -56,7 +56,7 @@ int main(void)
                 template_free(t);
             }
             free(text);
-        }
+        } else if (e->d_name[0] != '.' && access(lines, R_OK) == 0) (void)printf("%s: no template here (its licence keeps it out): left out\n", e->d_name);
         free(path);
         free(lines);
     }

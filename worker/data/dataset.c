@@ -14,6 +14,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "worker/data/order.h"
@@ -35,8 +36,8 @@ struct record { int64_t offset, line; int32_t length, file; };
 struct data_file {
     char *path;
     enum kind kind;
-    int fd;
     int64_t size;
+    struct timespec changed;    /* files are opened when read, not kept open: a folder may hold more than a process may open */
     char **header;              /* CSV: column names */
     int n_header;
 };
@@ -58,7 +59,7 @@ struct dataset {
 
 struct scanner {
     struct dataset *d;
-    int file;
+    int file, fd;
     int64_t pos, line;          /* of the next byte */
     size_t at, got;
     struct error *err;
@@ -69,7 +70,7 @@ struct scanner {
 static int next_byte(struct scanner *s)     /* -1 at the end or after an error (rc tells) */
 {
     if (s->at == s->got) {
-        ssize_t n = pread(s->d->files[s->file].fd, s->block, sizeof s->block, s->pos);
+        ssize_t n = pread(s->fd, s->block, sizeof s->block, s->pos);
         if (n < 0) s->rc = error_set(s->err, E_IO, "%s: %s", s->d->files[s->file].path, strerror(errno));
         if (n <= 0) return -1;
         s->at = 0;
@@ -173,18 +174,34 @@ static void index_rows(struct scanner *s)
 
 /* --- reading one record --- */
 
+/* A file as it was indexed; *fd is the caller's to close. */
+static int open_again(const struct data_file *f, int *fd, struct error *err)
+{
+    struct stat st;
+    *fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) return error_set(err, status_of_errno(errno), "%s: %s", f->path, strerror(errno));
+    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == f->size && st.st_mtim.tv_sec == f->changed.tv_sec && st.st_mtim.tv_nsec == f->changed.tv_nsec) return OK;
+    (void)close(*fd);
+    *fd = -1;
+    return error_set(err, E_IO, "%s: the file changed while the data set was in use", f->path);
+}
+
 static int read_bytes(const struct data_file *f, const struct record *r, int64_t length, char **out, struct error *err)
 {
+    int fd, rc = open_again(f, &fd, err);
+    if (rc != OK) return rc;
     char *text = xmalloc((size_t)length + 1);
     for (int64_t n = 0; n < length;) {
-        ssize_t got = pread(f->fd, text + n, (size_t)(length - n), r->offset + n);
+        ssize_t got = pread(fd, text + n, (size_t)(length - n), r->offset + n);
         if (got <= 0) {
-            int rc = error_set(err, E_IO, "%s: %s", f->path, got < 0 ? strerror(errno) : "the file became shorter while it was read");
+            rc = error_set(err, E_IO, "%s: %s", f->path, got < 0 ? strerror(errno) : "the file became shorter while it was read");
+            (void)close(fd);
             free(text);
             return rc;
         }
         n += got;
     }
+    (void)close(fd);
     text[length] = '\0';
     *out = text;
     return OK;
@@ -347,10 +364,11 @@ static int add_file(struct dataset *d, const char *path, struct error *err)
         return error_set(err, E_INVALID, "%s: not a regular file", path);
     }
     d->files = xrealloc(d->files, (size_t)(d->n_files + 1) * sizeof *d->files);
-    d->files[d->n_files] = (struct data_file){ .path = xstrdup(path), .kind = (enum kind)kind, .fd = fd, .size = st.st_size };
+    d->files[d->n_files] = (struct data_file){ .path = xstrdup(path), .kind = (enum kind)kind, .size = st.st_size, .changed = st.st_mtim };
     struct scanner *s = xcalloc(1, sizeof *s);
     s->d = d;
     s->file = d->n_files++;
+    s->fd = fd;
     s->line = 1;
     s->err = err;
     int64_t first = d->n_records;
@@ -366,6 +384,7 @@ static int add_file(struct dataset *d, const char *path, struct error *err)
     }
     int rc = s->rc;
     free(s);
+    (void)close(fd);
     if (rc == OK && kind == KIND_CSV && d->n_records > first) rc = read_header(d, d->n_files - 1, first, err);
     return rc;
 }
@@ -390,6 +409,8 @@ static int add_folder(struct dataset *d, const char *path, int depth, struct err
         struct stat st;
         if (stat(names[i], &st) < 0) continue;
         if (S_ISDIR(st.st_mode)) {
+            struct stat link;
+            if (lstat(names[i], &link) == 0 && S_ISLNK(link.st_mode)) continue;     /* could lead back up here */
             if (depth < 8) rc = add_folder(d, names[i], depth + 1, err);
         } else if (kind_of(names[i]) >= 0) rc = add_file(d, names[i], err);
     }
@@ -493,13 +514,16 @@ int dataset_hash(const struct dataset *d, uint64_t h[2], struct error *err)
     for (int i = 0; i < d->n_files && rc == OK; i++) {
         const struct data_file *f = &d->files[i];
         int64_t head[2] = { f->size, f->kind };
+        int fd;
+        if ((rc = open_again(f, &fd, err)) != OK) break;
         mix(h, head, sizeof head);
         for (int64_t at = 0; at < f->size && rc == OK;) {
-            ssize_t n = pread(f->fd, block, BLOCK, at);
+            ssize_t n = pread(fd, block, BLOCK, at);
             if (n <= 0) { rc = error_set(err, E_IO, "%s: %s", f->path, n < 0 ? strerror(errno) : "the file became shorter while it was read"); break; }
             mix(h, block, (size_t)n);
             at += n;
         }
+        (void)close(fd);
     }
     free(block);
     mix(h, d->samples, (size_t)d->n_samples * sizeof *d->samples);
@@ -515,7 +539,6 @@ void dataset_close(struct dataset *d)
 {
     if (d == NULL) return;
     for (int i = 0; i < d->n_files; i++) {
-        (void)close(d->files[i].fd);
         free(d->files[i].path);
         for (int k = 0; k < d->files[i].n_header; k++) free(d->files[i].header[k]);
         free(d->files[i].header);
