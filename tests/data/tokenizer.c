@@ -252,9 +252,10 @@ START_TEST(normalizers)
         cJSON *v;
         const char *out;
         size_t len;
+        bool moved;
         ck_assert_int_eq(json_parse(&v, cases[i].normalizer, strlen(cases[i].normalizer), &json_limits_file, &err), OK);
         ck_assert_int_eq(normalizer_open(&n, v, "normalizer", &err), OK);
-        ck_assert_int_eq(normalizer_run(n, &space, cases[i].text, strlen(cases[i].text), &out, &len, &err), OK);
+        ck_assert_int_eq(normalizer_run(n, &space, cases[i].text, strlen(cases[i].text), &out, &len, &moved, &err), OK);
         ck_assert_msg(len == strlen(cases[i].want) && memcmp(out, cases[i].want, len) == 0, "%s: want %s, got %.*s", cases[i].normalizer, cases[i].want, (int)len, out);
         normalizer_free(n);
         cJSON_Delete(v);

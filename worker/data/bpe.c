@@ -13,7 +13,7 @@
 #define TOKEN_LEN_MAX 16384             /* bytes */
 #define AFFIX_MAX 256                   /* bytes */
 #define PARTS_MIN 12                    /* symbols; shorter words are not looked at for parts */
-#define WORD_MAX (1u << 30)             /* bytes */
+#define WORD_MAX (1u << 28)             /* bytes */
 #define JOIN_BITS (1u << 20)
 #define CACHE_SLOTS (1u << 15)
 #define CACHE_KEY 30
@@ -510,7 +510,7 @@ int bpe_encode(const struct bpe *m, struct bpe_space *s, const char *word, size_
     }
     size_t most = len * (1 + (m->prefix ? strlen(m->prefix) : 0)) + (m->suffix ? strlen(m->suffix) : 0) + 1;
     if (most > s->start_cap) {                                     /* no more symbols than bytes, and one unk */
-        s->start_cap = most * 2;
+        s->start_cap = most + most / 8 + 64;
         free(s->start);
         s->start = xmalloc(s->start_cap * sizeof *s->start);
     }

@@ -122,11 +122,25 @@ void normalizer_free(struct normalizer *n)
     free(n);
 }
 
+/* Whether the first match stands at the start and is put out of it: nothing takes its place, or it was several characters, of which
+ * the replacement counts as the last. */
+static int replaces_start(const struct step *s, struct regex_space *regex, const char *text, size_t len, bool *moved, struct error *err)
+{
+    struct regex_iter it = { 0 };
+    size_t start, end;
+    uint32_t cp;
+    bool found;
+    int rc = regex_next(s->pattern, regex, text, len, &it, &start, &end, &found, err);
+    if (rc == OK && found && start == 0 && end > 0) *moved = s->content_len == 0 || end > utf8_next(text, &cp);
+    return rc;
+}
+
 /* Appends the result of one step to *out, or leaves the text as it is: *same. */
 static int run_step(const struct step *s, struct regex_space *regex, const char **text, size_t *len, size_t most, struct bytes *out, bool *same,
-                    struct error *err)
+                    bool *moved, struct error *err)
 {
     uint32_t cp;
+    int rc;
     *same = false;
     switch (s->kind) {
     case FORM:
@@ -137,17 +151,20 @@ static int run_step(const struct step *s, struct regex_space *regex, const char 
         bytes_add(out, s->content, s->content_len);
         bytes_add(out, *text, *len);
         return OK;
-    case REPLACE: return pattern_replace(s->pattern, regex, *text, *len, s->content, s->content_len, most, out, err);
+    case REPLACE:
+        if (*len && !*moved && (rc = replaces_start(s, regex, *text, *len, moved, err)) != OK) return rc;
+        return pattern_replace(s->pattern, regex, *text, *len, s->content, s->content_len, most, out, err);
     case LOWERCASE: unicode_lower(*text, *len, out); return OK;
     case STRIP:
         *same = true;
-        for (size_t k; s->left && *len && (k = utf8_next(*text, &cp), cp_is_space(cp)); *text += k, *len -= k) {}
+        for (size_t k; s->left && *len && (k = utf8_next(*text, &cp), cp_is_space(cp)); *text += k, *len -= k) *moved = true;
         for (size_t k; s->right && *len && (k = utf8_prev(*text, *len, &cp), cp_is_space(cp)); *len = k) {}
         return OK;
     case STRIP_ACCENTS:
         for (size_t i = 0, k; i < *len; i += k) {
             k = utf8_next(*text + i, &cp);
             if (!cp_is_mark(cp)) bytes_add(out, *text + i, k);
+            else if (i == 0) *moved = true;
         }
         return OK;
     case SEQUENCE: break;
@@ -156,16 +173,17 @@ static int run_step(const struct step *s, struct regex_space *regex, const char 
 }
 
 int normalizer_run(const struct normalizer *n, struct normalizer_space *space, const char *text, size_t len, const char **out,
-                   size_t *out_len, struct error *err)
+                   size_t *out_len, bool *moved, struct error *err)
 {
     struct bytes *into = &space->a;
     size_t most = growth_limit(len);
     *out = text;
     *out_len = len;
+    *moved = false;
     for (int i = 0; n && i < n->n; i++) {
         bool same;
         into->n = 0;
-        int rc = run_step(&n->steps[i], space->regex, out, out_len, most, into, &same, err);
+        int rc = run_step(&n->steps[i], space->regex, out, out_len, most, into, &same, moved, err);
         if (rc == OK && !same && into->n > most) rc = too_much(most, err);
         if (rc != OK) return rc;
         if (same) continue;

@@ -9,7 +9,9 @@
 
 #define PATTERN_MAX (64 << 10)          /* bytes; real ones have at most a few hundred */
 #define JIT_STACK_MAX (8 << 20)         /* bytes */
-#define MATCH_STEPS_MAX 20000000        /* PCRE2's count of backtracking points for one match */
+/* PCRE2's count of backtracking points for one match: giving back a run of blanks as long as the text takes one a byte */
+#define MATCH_STEPS_MAX 20000000
+#define MATCH_STEPS_PER_BYTE 8
 #define HEAP_KIB_MAX (64 << 10)
 
 struct regex {
@@ -23,6 +25,7 @@ struct regex_space {
     pcre2_match_data *data;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
+    size_t limit_len;                   /* text length that the step limit is set for */
 };
 
 static bool pcre_has_property(const char *name)
@@ -88,7 +91,7 @@ struct regex_space *regex_space_new(void)
     s->context = pcre2_match_context_create(NULL);
     s->stack = pcre2_jit_stack_create(32 << 10, JIT_STACK_MAX, NULL);
     if (s->data == NULL || s->context == NULL) { (void)fputs("ringmaster: out of host memory\n", stderr); abort(); }
-    (void)pcre2_set_match_limit(s->context, MATCH_STEPS_MAX);
+    (void)pcre2_set_match_limit(s->context, MATCH_STEPS_MAX);           /* short texts */
     (void)pcre2_set_heap_limit(s->context, HEAP_KIB_MAX);
     if (s->stack) pcre2_jit_stack_assign(s->context, NULL, s->stack);
     return s;
@@ -106,6 +109,11 @@ void regex_space_free(struct regex_space *s)
 static int match_code(const struct regex *r, struct regex_space *space, const char *text, size_t len, size_t from, bool *found, struct error *err)
 {
     int n = PCRE2_ERROR_JIT_STACKLIMIT;
+    if (len != space->limit_len) {
+        size_t most = len > UINT32_MAX / MATCH_STEPS_PER_BYTE - MATCH_STEPS_MAX ? UINT32_MAX : MATCH_STEPS_MAX + MATCH_STEPS_PER_BYTE * len;
+        (void)pcre2_set_match_limit(space->context, (uint32_t)most);
+        space->limit_len = len;
+    }
     if (r->jit) n = pcre2_jit_match(r->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, space->data, space->context);
     if (n == PCRE2_ERROR_JIT_STACKLIMIT)
         n = pcre2_match(r->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, space->data, space->context);

@@ -175,8 +175,9 @@ static int fill_sets(struct tokenizer *t, struct error *err)
             const struct added_token *a = &t->added[i];
             const char *text = a->content;
             size_t len = a->len;
+            bool moved;
             if (a->special != (pass == 0)) continue;
-            if (a->normalized) rc = normalizer_run(t->normalizer, &space, a->content, a->len, &text, &len, err);
+            if (a->normalized) rc = normalizer_run(t->normalizer, &space, a->content, a->len, &text, &len, &moved, err);
             if (rc == OK) rc = added_set_add(a->normalized ? t->normalized : t->raw, text, len, a, err);
         }
     }
@@ -482,8 +483,9 @@ static int encode_raw(void *arg, const char *text, size_t len, size_t at, const 
 {
     struct encoding *e = arg;
     if (token) { ids_add(e->out, token->id); return OK; }
-    e->first = at == 0;
-    int rc = normalizer_run(e->t->normalizer, &e->s->normalizer, text, len, &text, &len, err);
+    bool moved;
+    int rc = normalizer_run(e->t->normalizer, &e->s->normalizer, text, len, &text, &len, &moved, err);
+    e->first = at == 0 && !moved;
     return rc == OK ? added_set_split(e->t->normalized, text, len, encode_normalized, e, err) : rc;
 }
 
