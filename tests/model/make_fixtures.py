@@ -48,6 +48,7 @@ ADAPTERS = {
     "lora-rs-some": ("qwen2-untied", dict(r=3, lora_alpha=6, use_rslora=True, target_modules=["q_proj", "mlp.down_proj"])),
     "lora-save": ("qwen2-untied", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head", "embed_tokens", "input_layernorm"])),
     "lora-save-tied": ("qwen2-tied", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head"])),
+    **{f"lora-bf16-{k}": ("qwen2-bf16", dict(seed=k, r=4, lora_alpha=8, target_modules=ALL)) for k in range(1, 6)},
     "dora": ("qwen2-untied", dict(r=3, lora_alpha=6, use_dora=True, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])),
 }
 
@@ -80,7 +81,7 @@ def forget_lengths(model):
 
 def run(model, b, dtype=torch.float64):
     """Loss and gradients, in float64 unless told otherwise; returns what a case expects."""
-    model.to(dtype).train()
+    (model.to(dtype) if dtype else model).train()
     cu = b["cu_seqlens"].tolist()
     total = b["loss_weights"].double().sum()
     logits, loss = [], 0.0
@@ -151,9 +152,12 @@ def make_model(name, over):
 
 
 def make_adapter(name, base, kw):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, base), dtype=torch.float32, attn_implementation="eager")
+    kw = dict(kw)
+    seed = kw.pop("seed", 0)
+    low = {}
+    model = AutoModelForCausalLM.from_pretrained(os.path.join(HERE, base), dtype=torch.bfloat16 if "bf16" in base else torch.float32, attn_implementation="eager")
     peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **kw))
-    randomise(peft, 7, lambda n: "lora_A" in n or "lora_B" in n or "modules_to_save" in n)
+    randomise(peft, 7 + seed, lambda n: "lora_A" in n or "lora_B" in n or "modules_to_save" in n)
     if kw.get("use_dora"):
         with torch.no_grad():
             for n, p in peft.named_parameters():
@@ -171,14 +175,24 @@ def make_adapter(name, base, kw):
         c["target_modules"].sort()
     with open(path, "w") as f:
         json.dump(c, f, indent=2, sort_keys=True)
-    b = batch(2, DOCS, 40)
+    b = batch(2 + seed, DOCS, 40)
+    if "bf16" in base:                          # PEFT keeps the adapter itself in float32
+        rough = run(peft, b, None)
+        low = {n: p.grad.double() for n, p in peft.named_parameters() if p.requires_grad}
+        peft.zero_grad()
     r = run(peft, b)
+    if low:
+        low = {"bf16." + n.replace(".default", ""): torch.tensor([((g - dict(peft.named_parameters())[n].grad).norm() / dict(peft.named_parameters())[n].grad.norm()).item()])
+               for n, g in low.items()}
+        low["bf16.loss"] = (rough["loss"] - r["loss"]).abs() / r["loss"]
     grads = {}
     for n, p in peft.named_parameters():
         if p.requires_grad:
             n = n.replace(".default.weight", ".weight") if "magnitude" not in n else n.replace(".default.weight", "")
             grads["grad." + n.replace(".default", "").replace(".modules_to_save", "")] = p.grad.float()
-    save_file({**b, **r, **grads}, os.path.join(out, "case.safetensors"))
+    if low:
+        r.pop("logits")
+    save_file({**b, **r, **grads, **low}, os.path.join(out, "case.safetensors"))
     print(name, r["loss"].item(), len(grads))
 
 

@@ -83,7 +83,7 @@ struct model {
     uint8_t *correct, *h_correct;
     void *l_t, *l_dt, *l_x, *l_dx;          /* LoRA tile [lora_tile,r] x2, [lora_tile,max_in] x2 (dropout only) */
     int64_t lora_tile;
-    void *l_y;                  /* DoRA tile [lora_tile,max_out] */
+    void *l_y;                  /* adapter tile [lora_tile,max_out]: DoRA, or an adapter of another type than the activations */
     float *l_w, *l_wy, *ones;   /* DoRA norms: [dora_rows,max_in] x2 f32, [max_in] */
     int64_t dora_rows, widest;  /* widest: the longest row of any linear's weight or output */
     void *ws;

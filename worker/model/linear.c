@@ -16,22 +16,27 @@ int model_op(struct model *m, const char *what, int rc)
     return rc == OK ? OK : error_set(m->err, (enum status)rc, "%s: %s", what, m->ops->error(m->s));
 }
 
-/* y[N,out] = alpha x[N,in] w[out,in]^T + beta y */
-static int product_nt(struct model *m, void *y, const void *x, const void *w, int64_t N, int64_t out, int64_t in, float alpha, float beta)
+/* y[N,out] = alpha x[N,in] w[out,in]^T + beta y, all of type dt */
+static int product_nt(struct model *m, enum dtype dt, void *y, const void *x, const void *w, int64_t N, int64_t out, int64_t in, float alpha, float beta)
 {
-    return model_op(m, "matmul", m->ops->matmul(m->s, m->dt, y, out, m->dt, x, in, false, m->dt, w, in, true, N, out, in, alpha, beta, m->ws, (size_t)m->ws_bytes));
+    return model_op(m, "matmul", m->ops->matmul(m->s, dt, y, out, dt, x, in, false, dt, w, in, true, N, out, in, alpha, beta, m->ws, (size_t)m->ws_bytes));
 }
 
 /* dx[N,in] = alpha dy[N,out] w[out,in] + beta dx */
-static int product_nn(struct model *m, void *dx, const void *dy, const void *w, int64_t N, int64_t in, int64_t out, float alpha, float beta)
+static int product_nn(struct model *m, enum dtype dt, void *dx, const void *dy, const void *w, int64_t N, int64_t in, int64_t out, float alpha, float beta)
 {
-    return model_op(m, "matmul", m->ops->matmul(m->s, m->dt, dx, in, m->dt, dy, out, false, m->dt, w, in, false, N, in, out, alpha, beta, m->ws, (size_t)m->ws_bytes));
+    return model_op(m, "matmul", m->ops->matmul(m->s, dt, dx, in, dt, dy, out, false, dt, w, in, false, N, in, out, alpha, beta, m->ws, (size_t)m->ws_bytes));
 }
 
 /* dw[out,in] f32 += alpha dy[N,out]^T x[N,in] */
-static int product_tn(struct model *m, float *dw, const void *dy, const void *x, int64_t out, int64_t in, int64_t N, float alpha)
+static int product_tn(struct model *m, enum dtype dt, float *dw, const void *dy, const void *x, int64_t out, int64_t in, int64_t N, float alpha)
 {
-    return model_op(m, "matmul", m->ops->matmul(m->s, DT_F32, dw, in, m->dt, dy, out, true, m->dt, x, in, false, out, in, N, alpha, 1, m->ws, (size_t)m->ws_bytes));
+    return model_op(m, "matmul", m->ops->matmul(m->s, DT_F32, dw, in, dt, dy, out, true, dt, x, in, false, out, in, N, alpha, 1, m->ws, (size_t)m->ws_bytes));
+}
+
+static int cast(struct model *m, enum dtype to, void *y, enum dtype from, const void *x, int64_t n)
+{
+    return model_op(m, "cast", m->ops->cast(m->s, to, y, from, x, n));
 }
 
 static uint64_t mix(uint64_t x)         /* splitmix64's finaliser */
@@ -43,14 +48,14 @@ static uint64_t mix(uint64_t x)         /* splitmix64's finaliser */
 }
 
 /* out[n,in] = dropout(x[n,in]) of the tokens from row0 on, one call for each run of neighbours in the row. */
-static int drop(struct model *m, const struct linear *l, void *out, const void *x, int64_t n, int64_t row0)
+static int drop(struct model *m, enum dtype dt, const struct linear *l, void *out, const void *x, int64_t n, int64_t row0)
 {
     uint64_t seed = mix(mix((uint64_t)m->spec->seed ^ mix(m->row_key)) + l->id);
-    size_t row_bytes = (size_t)l->in * dtype_size(m->dt);
+    size_t row_bytes = (size_t)l->in * dtype_size(dt);
     for (int64_t i = 0; i < n;) {
         int64_t at = m->index[row0 + i], run = 1;
         while (i + run < n && m->index[row0 + i + run] == at + run) run++;
-        TRY(model_op(m, "dropout", m->ops->dropout(m->s, m->dt, (char *)out + (size_t)i * row_bytes, (const char *)x + (size_t)i * row_bytes,
+        TRY(model_op(m, "dropout", m->ops->dropout(m->s, dt, (char *)out + (size_t)i * row_bytes, (const char *)x + (size_t)i * row_bytes,
                                                    m->dropout, seed, (uint64_t)at * (uint64_t)l->in, run * l->in)));
         i += run;
     }
@@ -71,14 +76,14 @@ static int dora_fwd(struct model *m, const struct linear *l, void *y, const void
 {
     void *v = y;
     if (drops(m)) {
-        TRY(drop(m, l, m->l_x, x, n, row0));
+        TRY(drop(m, m->dt, l, m->l_x, x, n, row0));
         x = m->l_x;
         v = m->l_y;
-        TRY(product_nt(m, v, x, l->w->w, n, l->out, l->in, 1, 0));
+        TRY(product_nt(m, m->dt, v, x, l->w->w, n, l->out, l->in, 1, 0));
         TRY(model_op(m, "axpy", m->ops->axpy(m->s, m->dt, y, m->dt, v, -1, n * l->out)));
     }
-    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
-    TRY(product_nt(m, v, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_nt(m, m->dt, v, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
     TRY(scale_columns(m, v, v, l->c, n, l->out));
     return v == y ? OK : model_op(m, "add", m->ops->add(m->s, m->dt, y, y, v, n * l->out));
 }
@@ -86,27 +91,27 @@ static int dora_fwd(struct model *m, const struct linear *l, void *y, const void
 static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t n, int64_t row0)
 {
     if (drops(m)) {
-        TRY(drop(m, l, m->l_x, x, n, row0));
+        TRY(drop(m, m->dt, l, m->l_x, x, n, row0));
         x = m->l_x;
     }
-    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
-    TRY(product_nt(m, m->l_y, x, l->w->w, n, l->out, l->in, 1, 0));
-    TRY(product_nt(m, m->l_y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_nt(m, m->dt, m->l_y, x, l->w->w, n, l->out, l->in, 1, 0));
+    TRY(product_nt(m, m->dt, m->l_y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
     TRY(model_op(m, "DoRA gradient", m->ops->col_dot(m->s, m->dt, l->mag->g, dy, m->l_y, l->inv_norm, n, l->out)));
     TRY(scale_columns(m, m->l_y, dy, l->c, n, l->out));
-    TRY(product_tn(m, l->B->g, m->l_y, m->l_t, l->out, m->rank_r, n, m->lora_scale));
-    TRY(product_nn(m, m->l_dt, m->l_y, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
-    TRY(product_tn(m, l->A->g, m->l_dt, x, m->rank_r, l->in, n, 1));
+    TRY(product_tn(m, m->dt, l->B->g, m->l_y, m->l_t, l->out, m->rank_r, n, m->lora_scale));
+    TRY(product_nn(m, m->dt, m->l_dt, m->l_y, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
+    TRY(product_tn(m, m->dt, l->A->g, m->l_dt, x, m->rank_r, l->in, n, 1));
     if (!dx) return OK;
     if (!drops(m)) {
-        TRY(product_nn(m, dx, m->l_y, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
-        return product_nn(m, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
+        TRY(product_nn(m, m->dt, dx, m->l_y, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
+        return product_nn(m, m->dt, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
     }
-    TRY(product_nn(m, dx, dy, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
-    TRY(product_nn(m, m->l_dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
-    TRY(product_nn(m, m->l_dx, m->l_y, l->w->w, n, l->in, l->out, 1, 1));
-    TRY(product_nn(m, m->l_dx, dy, l->w->w, n, l->in, l->out, -1, 1));
-    TRY(drop(m, l, m->l_x, m->l_dx, n, row0));
+    TRY(product_nn(m, m->dt, dx, dy, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
+    TRY(product_nn(m, m->dt, m->l_dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
+    TRY(product_nn(m, m->dt, m->l_dx, m->l_y, l->w->w, n, l->in, l->out, 1, 1));
+    TRY(product_nn(m, m->dt, m->l_dx, dy, l->w->w, n, l->in, l->out, -1, 1));
+    TRY(drop(m, m->dt, l, m->l_x, m->l_dx, n, row0));
     return model_op(m, "add", m->ops->add(m->s, m->dt, dx, dx, m->l_x, n * l->in));
 }
 
@@ -148,38 +153,68 @@ int dora_refresh(struct model *m, struct linear *l, bool init_mag)
     return rc;
 }
 
-/* --- LoRA --- */
+/* --- LoRA. The adapter is f32 whatever the activations are (m->params.dt; PEFT does the same): thin products cost little, and what is
+ * trained is not rounded. With modules_to_save everything trained has the activations' type, with masters. --- */
+
+/* x as the adapter reads it: in its type, dropped; x itself when there is nothing to do. */
+static int adapter_input(struct model *m, const struct linear *l, const void **xa, const void *x, int64_t n, int64_t row0)
+{
+    enum dtype at = m->params.dt;
+    *xa = x;
+    if (at != m->dt) {
+        TRY(cast(m, at, drops(m) ? m->l_dx : m->l_x, m->dt, x, n * l->in));
+        *xa = drops(m) ? m->l_dx : m->l_x;
+    }
+    if (!drops(m)) return OK;
+    TRY(drop(m, at, l, m->l_x, *xa, n, row0));
+    *xa = m->l_x;
+    return OK;
+}
+
 static int adapter_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
 {
+    enum dtype at = m->params.dt;
+    const void *xa;
     if (l->mag) return dora_fwd(m, l, y, x, n, row0);
-    if (drops(m)) {
-        TRY(drop(m, l, m->l_x, x, n, row0));
-        x = m->l_x;
-    }
-    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
-    return product_nt(m, y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1);
+    TRY(adapter_input(m, l, &xa, x, n, row0));
+    TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, m->rank_r, l->in, 1, 0));
+    if (at == m->dt) return product_nt(m, at, y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1);
+    TRY(cast(m, at, m->l_y, m->dt, y, n * l->out));
+    TRY(product_nt(m, at, m->l_y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    return cast(m, m->dt, y, at, m->l_y, n * l->out);
 }
 
 static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const void *dy, const void *x, int64_t n, int64_t row0)
 {
-    if (drops(m)) {
-        TRY(drop(m, l, m->l_x, x, n, row0));
-        x = m->l_x;
+    enum dtype at = m->params.dt;
+    const void *xa, *dya = dy;
+    TRY(adapter_input(m, l, &xa, x, n, row0));
+    if (at != m->dt) {
+        TRY(cast(m, at, m->l_y, m->dt, dy, n * l->out));
+        dya = m->l_y;
     }
-    TRY(product_nt(m, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
-    TRY(product_tn(m, l->B->g, dy, m->l_t, l->out, m->rank_r, n, m->lora_scale));
-    TRY(product_nn(m, m->l_dt, dy, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
-    TRY(product_tn(m, l->A->g, m->l_dt, x, m->rank_r, l->in, n, 1));
+    TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_tn(m, at, l->B->g, dya, m->l_t, l->out, m->rank_r, n, m->lora_scale));
+    TRY(product_nn(m, at, m->l_dt, dya, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
+    TRY(product_tn(m, at, l->A->g, m->l_dt, xa, m->rank_r, l->in, n, 1));
     if (!dx) return OK;
-    if (!drops(m)) return product_nn(m, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
-    TRY(product_nn(m, m->l_dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
-    TRY(drop(m, l, m->l_x, m->l_dx, n, row0));
-    return model_op(m, "add", m->ops->add(m->s, m->dt, dx, dx, m->l_x, n * l->in));
+    if (!drops(m) && at == m->dt) return product_nn(m, at, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
+    void *part = m->l_dx, *other = m->l_x;              /* what the adapter gives to dx; x is used up */
+    TRY(product_nn(m, at, part, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
+    if (drops(m)) {
+        TRY(drop(m, at, l, other, part, n, row0));
+        part = m->l_x;
+        other = m->l_dx;
+    }
+    if (at == m->dt) return model_op(m, "add", m->ops->add(m->s, at, dx, dx, part, n * l->in));
+    TRY(cast(m, at, other, m->dt, dx, n * l->in));
+    TRY(model_op(m, "add", m->ops->add(m->s, at, other, other, part, n * l->in)));
+    return cast(m, m->dt, dx, at, other, n * l->in);
 }
 
 int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t N, int64_t row0)
 {
-    TRY(product_nt(m, y, x, l->w->w, N, l->out, l->in, 1, 0));
+    TRY(product_nt(m, m->dt, y, x, l->w->w, N, l->out, l->in, 1, 0));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
@@ -190,9 +225,9 @@ int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, 
 
 int linear_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t N, int64_t row0)
 {
-    if (l->w->g) TRY(product_tn(m, l->w->g, dy, x, l->out, l->in, N, 1));
+    if (l->w->g) TRY(product_tn(m, m->dt, l->w->g, dy, x, l->out, l->in, N, 1));
     if (l->b && l->b->g) TRY(model_op(m, "bias gradient", m->ops->bias_bwd(m->s, m->dt, l->b->g, dy, N, l->out)));
-    if (dx && !l->mag) TRY(product_nn(m, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
+    if (dx && !l->mag) TRY(product_nn(m, m->dt, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
@@ -204,17 +239,17 @@ int linear_bwd(struct model *m, const struct linear *l, void *dx, bool add, cons
 }
 
 /* --- memory --- */
-static void need(struct model *m, enum dtype dc, int64_t M, int64_t N, int64_t K, bool ta, bool tb)
+static void need(struct model *m, enum dtype dc, enum dtype da, int64_t M, int64_t N, int64_t K, bool ta, bool tb)
 {
-    int64_t bytes = (int64_t)m->ops->matmul_ws(dc, m->dt, M, N, K, ta, tb);
+    int64_t bytes = (int64_t)m->ops->matmul_ws(dc, da, M, N, K, ta, tb);
     if (bytes > m->ws_bytes) m->ws_bytes = bytes;
 }
 
-static void need_linear(struct model *m, int64_t rows, int64_t out, int64_t in)
+static void need_linear(struct model *m, enum dtype dt, int64_t rows, int64_t out, int64_t in)
 {
-    need(m, m->dt, rows, out, in, false, true);
-    need(m, m->dt, rows, in, out, false, false);
-    need(m, DT_F32, out, in, rows, true, false);
+    need(m, dt, dt, rows, out, in, false, true);
+    need(m, dt, dt, rows, in, out, false, false);
+    need(m, DT_F32, dt, out, in, rows, true, false);
 }
 
 struct linear *layer_linear(struct layer *l, int i)
@@ -227,8 +262,7 @@ static void layout_dora(struct model *m, struct arena *device, int64_t widest)
 {
     m->dora_rows = DORA_ROWS;
     m->widest = widest;
-    need(m, DT_F32, m->dora_rows, widest, m->rank_r, false, false);
-    m->l_y = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "dora.y");
+    need(m, DT_F32, m->dt, m->dora_rows, widest, m->rank_r, false, false);
     m->l_w = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w");
     m->l_wy = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w_scaled");
     m->ones = arena_take(device, MEM_WORKSPACE, DT_F32, widest, 0, 0, 0, "dora.ones");
@@ -248,23 +282,26 @@ void linear_layout(struct model *m, struct arena *device)
     int64_t widest = c->C > c->F ? c->C : c->F;
     if (c->H * c->D > widest) widest = c->H * c->D;
     for (int64_t rows = m->max_Tl;; rows = m->mlp_tile) {
-        need_linear(m, rows, c->H * c->D, c->C);
-        need_linear(m, rows, c->Hkv * c->D, c->C);
-        need_linear(m, rows, c->C, c->H * c->D);
-        need_linear(m, rows, c->F, c->C);
-        need_linear(m, rows, c->C, c->F);
+        need_linear(m, m->dt, rows, c->H * c->D, c->C);
+        need_linear(m, m->dt, rows, c->Hkv * c->D, c->C);
+        need_linear(m, m->dt, rows, c->C, c->H * c->D);
+        need_linear(m, m->dt, rows, c->F, c->C);
+        need_linear(m, m->dt, rows, c->C, c->F);
         if (rows == m->mlp_tile) break;
     }
-    need_linear(m, m->z_tile, c->V, c->C);
+    need_linear(m, m->dt, m->z_tile, c->V, c->C);
     if (m->lora) {
-        need_linear(m, m->lora_tile, m->rank_r, widest);
-        need_linear(m, m->lora_tile, widest, m->rank_r);
-        m->l_t = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, m->rank_r, 0, 0, "lora.t");
-        m->l_dt = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, m->rank_r, 0, 0, "lora.dt");
-        if (m->dropout > 0) {
-            m->l_x = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "lora.x");
-            m->l_dx = arena_take(device, MEM_WORKSPACE, m->dt, m->lora_tile, widest, 0, 0, "lora.dx");
+        enum dtype at = m->params.dt;
+        bool other = at != m->dt;                       /* the adapter's type: inputs and outputs are cast for it */
+        need_linear(m, at, m->lora_tile, m->rank_r, widest);
+        need_linear(m, at, m->lora_tile, widest, m->rank_r);
+        m->l_t = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->rank_r, 0, 0, "lora.t");
+        m->l_dt = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->rank_r, 0, 0, "lora.dt");
+        if (m->dropout > 0 || other) {
+            m->l_x = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.x");
+            m->l_dx = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.dx");
         }
+        if (m->dora || other) m->l_y = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.y");
         if (m->dora) layout_dora(m, device, widest);
     }
     m->ws = arena_take(device, MEM_WORKSPACE, DT_U8, m->ws_bytes, 0, 0, 0, "matmul.workspace");

@@ -6,7 +6,7 @@
 
 #include "worker/model/decoder.h"
 
-enum { MLP_TILE_BYTES = 32 << 20, MLP_TILE_MIN_ROWS = 128, LORA_TILE_ROWS = 4096 };
+enum { MLP_TILE_BYTES = 32 << 20, MLP_TILE_MIN_ROWS = 128, LORA_TILE_BYTES = 32 << 20 };
 
 const char *const act_policy_names[ACT_POLICIES] = {
     [ACT_NONE] = "none", [ACT_ATTENTION] = "attention", [ACT_LAYER] = "layer", [ACT_OFFLOAD_HOST] = "offload_host", [ACT_OFFLOAD_DISK] = "offload_disk",
@@ -75,7 +75,8 @@ static int read_options(struct model *m, const struct model_options *o, struct e
     m->max_T = m->max_Tl * m->P;
     m->mlp_tile = MLP_TILE_BYTES / (m->c->F * (int64_t)dtype_size(m->dt));
     if (m->mlp_tile < MLP_TILE_MIN_ROWS) m->mlp_tile = MLP_TILE_MIN_ROWS;
-    m->lora_tile = LORA_TILE_ROWS;
+    m->lora_tile = LORA_TILE_BYTES / (4 * (m->c->F > m->c->H * m->c->D ? m->c->F : m->c->H * m->c->D));
+    if (m->lora_tile < MLP_TILE_MIN_ROWS) m->lora_tile = MLP_TILE_MIN_ROWS;
     m->z_tile = head_tile_rows(m);
     int64_t *const tiles[] = { &m->mlp_tile, &m->lora_tile, &m->z_tile };
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++) {

@@ -64,8 +64,10 @@ static int add_linear(struct model *m, struct targets *t, struct linear *l, char
     int rc = m->lora ? targets_match(t, module, &wanted, err) : OK;
     if (wanted) {
         l->A = add(m, xasprintf(PEFT_PREFIX "%s.lora_A.weight", module), m->rank_r, in, INIT_KAIMING);
+        l->A->dt = m->params.dt;
         l->A->lora = LORA_A;
         l->B = add(m, xasprintf(PEFT_PREFIX "%s.lora_B.weight", module), out, m->rank_r, INIT_ZERO);
+        l->B->dt = m->params.dt;
         l->B->lora = LORA_B;
         l->A->trained = l->B->trained = l->A->adapter = l->B->adapter = true;
         if (m->dora) {
@@ -268,7 +270,7 @@ int params_build(struct model *m, struct arena *device, struct arena *shared, st
     if (rc != OK) return rc;
     m->cap_params = c->L * (7 * 5 + 4) + 3;
     p->v = xcalloc((unsigned long)m->cap_params, sizeof *p->v);
-    p->dt = m->dt;
+    p->dt = m->lora && !m->dora && m->spec->modules_to_save.n == 0 ? DT_F32 : m->dt;      /* see linear.c */
 
     /* With a tied head the two are one tensor, unless an adapter trains one of them whole: then each has its own. */
     bool untie = c->tied && m->lora && (targets_saved(&t, "model.embed_tokens") || targets_saved(&t, "lm_head"));

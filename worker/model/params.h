@@ -1,7 +1,7 @@
 /* params.h - the parameter table: every tensor of the model, in one fixed order, from config and spec alone.
  *
  * What is trained lies in one flat vector, each parameter at `at` (elements; a multiple of 64), the whole padded to a multiple of
- * 64 * world, padding zero. So clipping, reduction and the optimizer work on flat_w [n_flat] (type dt) and flat_g
+ * 64 * world, padding zero. So clipping, reduction and the optimizer work on flat_w [n_flat] (type dt: f32 for plain LoRA, else that of the activations) and flat_g
  * [n_flat] (f32) and shard by plain ranges; f32 masters and moments are the optimizer's, same indexing. Frozen tensors have
  * at = -1 and no gradient. */
 #ifndef RM_WORKER_MODEL_PARAMS_H
