@@ -60,9 +60,16 @@ static int check_weights(const char *path, const char *stem, char **summary, str
 static int check_template(const char *path, bool folder, char **summary, struct error *err)
 {
     struct chat_template *t = NULL;
-    int rc = folder ? template_open(&t, path, "auto", NULL, err) : template_open_file(&t, path, err);
-    if (rc == OK) add_part(summary, "chat template");
+    struct tokenizer *tok = NULL;
+    if (folder && there(path, "tokenizer.json")) (void)tokenizer_open(&tok, path, NULL);        /* a built-in template's choice asks it */
+    int rc = folder ? template_open(&t, path, "auto", tok, err) : template_open_file(&t, path, err);
+    if (rc == OK && template_built_in(t)) {
+        char *part = xasprintf("no chat template of its own, the built-in %s is used", template_built_in(t));
+        add_part(summary, part);
+        free(part);
+    } else if (rc == OK) add_part(summary, "chat template");
     template_free(t);
+    tokenizer_free(tok);
     return rc;
 }
 

@@ -322,32 +322,26 @@ static int text_sample(struct sample *out, struct value text, const char *name, 
 static int columns_sample(struct sample *out, struct pool *pool, struct value r, struct error *err)
 {
     const char *qn, *an;
-    struct value instruction = value_get(r, "instruction"), input = value_get(r, "input"), query, answer;
-    if (given(instruction) && given(value_get(r, "output"))) {
-        qn = "instruction";
-        an = "output";
-        query = instruction;
-        answer = value_get(r, an);
-        int rc = want_str(query, qn, err);
-        if (rc == OK && filled(input)) rc = want_str(input, "input", err);
-        if (rc != OK) return rc;
-        if (filled(input)) query = query.s.n ? joined(pool, query, input) : input;
-    } else {
-        answer = first_of(r, response_names, COUNT(response_names), &an);
-        query = first_of(r, query_names, COUNT(query_names), &qn);
-        if (!given(query) && given(answer)) return text_sample(out, answer, an, err);
-        if (!given(answer)) {
-            struct buf keys = { 0 };
-            for (size_t i = 0; i < r.d->n && i < 12; i++) {
-                if (i) buf_str(&keys, ", ");
-                buf_add(&keys, r.d->k[i].s.p, r.d->k[i].s.n < 40 ? r.d->k[i].s.n : 40);
-            }
-            int rc = given(query) ? error_set(err, E_INVALID, "\"%s\" has no answer beside it; expected one of response, output, answer", qn)
-                : error_set(err, E_INVALID, "no known columns; expected messages, conversations, instruction/output, query/response or text, found {%s}; "
-                            "\"columns\" renames others", keys.p ? keys.p : "");
-            buf_release(&keys);
-            return rc;
+    struct value input = value_get(r, "input"), answer = first_of(r, response_names, COUNT(response_names), &an), query;
+    query = first_of(r, query_names, COUNT(query_names), &qn);
+    if (!given(query) && given(answer)) return text_sample(out, answer, an, err);
+    if (!given(answer)) {
+        struct buf keys = { 0 };
+        for (size_t i = 0; i < r.d->n && i < 12; i++) {
+            if (i) buf_str(&keys, ", ");
+            buf_add(&keys, r.d->k[i].s.p, r.d->k[i].s.n < 40 ? r.d->k[i].s.n : 40);
         }
+        int bad = given(query) ? error_set(err, E_INVALID, "\"%s\" has no answer beside it; expected one of response, output, answer", qn)
+            : error_set(err, E_INVALID, "no known columns; expected messages, conversations, instruction/output, query/response or text, found {%s}; "
+                        "\"columns\" renames others", keys.p ? keys.p : "");
+        buf_release(&keys);
+        return bad;
+    }
+    if (strcmp(qn, "instruction") == 0 && filled(input)) {      /* alpaca: the input under the instruction */
+        int bad = want_str(query, qn, err);
+        if (bad == OK) bad = want_str(input, "input", err);
+        if (bad != OK) return bad;
+        query = query.s.n ? joined(pool, query, input) : input;
     }
     int rc = want_str(query, qn, err);
     if (rc == OK) rc = want_str(answer, an, err);

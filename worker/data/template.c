@@ -196,4 +196,5 @@ int template_render(const struct chat_template *t, struct value messages, struct
 }
 
 uint64_t template_hash(const struct chat_template *t) { return t->hash; }
+const char *template_built_in(const struct chat_template *t) { return t->no_tools ? t->name : NULL; }
 bool template_marks_generation(const struct chat_template *t) { return jinja_marks_generation(t->plain); }

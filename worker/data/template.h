@@ -25,6 +25,7 @@ void template_free(struct chat_template *t);
 int template_render(const struct chat_template *t, struct value messages, struct value tools, bool add_generation_prompt,
                     struct value context, struct rendered *out, struct error *err);
 uint64_t template_hash(const struct chat_template *t);          /* of the source: part of the cache key */
+const char *template_built_in(const struct chat_template *t);   /* its name, or NULL if the model brings the template */
 bool template_marks_generation(const struct chat_template *t);
 
 #endif
