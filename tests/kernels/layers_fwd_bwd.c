@@ -1,4 +1,4 @@
-/* Token-local layers against f64: embedding, RMSNorm, bias, SwiGLU, RoPE, cross-entropy. Backward is checked against the
+/* Token-local layers against f64: embedding, RMSNorm, bias, columns, SwiGLU, RoPE, cross-entropy. Backward is checked against the
  * derivative written out in f64, not against forward differences. */
 #include "kernels/cpu/isa.h"
 #include "tests/kernels/common.h"
@@ -86,6 +86,26 @@ START_TEST(bias)
         ck_assert_int_eq(ops->bias_add(s, dt, y, b, N, C), OK);
         ck_assert_double_le(rel_norm(dt, y, wy, N * C), tol_of(dt));
         free(y); free(b); free(db); free(wy); free(wb);
+    EACH_END
+}
+END_TEST
+
+START_TEST(columns)
+{
+    EACH(ops, s, dt, N, C)
+        void *x = tensor(dt, N * C, 1, &r), *y = tensor(dt, N * C, 1, &r);
+        float *c = tensor(DT_F32, C, 1, &r), *out = tensor(DT_F32, C, 1, &r);
+        double *wy = xcalloc(N * C + 1, 8), *wo = xcalloc(C, 8);
+        for (int64_t i = 0; i < C; i++) wo[i] = (double)out[i];
+        for (int64_t i = 0; i < N * C; i++) wo[i % C] += (double)c[i % C] * get(dt, x, i) * get(dt, y, i);
+        for (int64_t i = 0; i < N * C; i++) wy[i] = get(dt, x, i) * (double)c[i % C];
+        ck_assert_int_eq(ops->col_dot(s, dt, out, x, y, c, N, C), OK);
+        ck_assert_double_le(rel_norm(DT_F32, out, wo, C), 1e-6);
+        ck_assert_int_eq(ops->col_scale(s, dt, y, x, c, N, C), OK);
+        ck_assert_double_le(rel_norm(dt, y, wy, N * C), tol_of(dt));
+        ck_assert_int_eq(ops->col_scale(s, dt, x, x, c, N, C), OK);                /* in place */
+        ck_assert(memcmp(x, y, (size_t)(N * C) * dtype_size(dt)) == 0);
+        free(x); free(y); free(c); free(out); free(wy); free(wo);
     EACH_END
 }
 END_TEST
@@ -245,6 +265,7 @@ static void add_tests(TCase *tc)
     tcase_add_loop_test(tc, embedding, 0, TABLES);
     tcase_add_loop_test(tc, rmsnorm, 0, TABLES);
     tcase_add_loop_test(tc, bias, 0, TABLES);
+    tcase_add_loop_test(tc, columns, 0, TABLES);
     tcase_add_loop_test(tc, swiglu, 0, TABLES);
     tcase_add_loop_test(tc, rope, 0, TABLES);
     tcase_add_loop_test(tc, cross_entropy, 0, TABLES);
