@@ -56,7 +56,7 @@ def some_list(r, make, depth):
 
 
 def some_normalizer(r, depth=0):
-    kind = r.choice(["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Lowercase", "Strip", "StripAccents", "Sequence"])
+    kind = r.choice(["NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Lowercase", "Strip", "StripAccents", "ByteLevel", "Sequence"])
     more = {"Prepend": lambda: {"prepend": r.choice(["▁", " ", "ab"])}, "Replace": lambda: {"pattern": some_wide_pattern(r), "content": r.choice(["▁", " ", "", "xx"])},
             "Strip": lambda: {"strip_left": r.random() < .5, "strip_right": r.random() < .5}, "Sequence": lambda: {"normalizers": some_list(r, some_normalizer, depth)}}
     return {"type": kind, **more.get(kind, dict)()}

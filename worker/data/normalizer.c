@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "api/json.h"
+#include "worker/data/bpe.h"
 #include "worker/data/nul.h"
 
 #define STEPS_MAX 64
 #define CONTENT_MAX 4096                /* bytes */
 #define GROWTH_FREE (16u << 20)         /* bytes any text may grow to */
 
-enum kind { FORM, PREPEND, REPLACE, LOWERCASE, STRIP, STRIP_ACCENTS, SEQUENCE };
+enum kind { FORM, PREPEND, REPLACE, LOWERCASE, STRIP, STRIP_ACCENTS, BYTE_LEVEL, SEQUENCE };
 
 struct step {
     enum kind kind;
@@ -28,7 +29,7 @@ struct normalizer { struct step steps[STEPS_MAX]; int n; };
 static const struct { const char *type; enum kind kind; enum normal_form form; } kinds[] = {
     { "NFC", FORM, FORM_NFC }, { "NFD", FORM, FORM_NFD }, { "NFKC", FORM, FORM_NFKC }, { "NFKD", FORM, FORM_NFKD },
     { "Prepend", PREPEND, 0 }, { "Replace", REPLACE, 0 }, { "Lowercase", LOWERCASE, 0 }, { "Strip", STRIP, 0 },
-    { "StripAccents", STRIP_ACCENTS, 0 }, { "Sequence", SEQUENCE, 0 },
+    { "StripAccents", STRIP_ACCENTS, 0 }, { "ByteLevel", BYTE_LEVEL, 0 }, { "Sequence", SEQUENCE, 0 },
 };
 
 int pattern_open(struct regex **out, const struct cJSON *step, const char *key, struct error *err)
@@ -87,6 +88,7 @@ static int add(struct normalizer *n, const cJSON *value, const char *key, int de
     struct step *s = &n->steps[n->n++];
     s->kind = kinds[k].kind;
     s->form = kinds[k].form;
+    if (s->kind == BYTE_LEVEL) byte_level_ready();
     if (s->kind == STRIP) {
         s->left = json_bool(value, "strip_left", true);
         s->right = json_bool(value, "strip_right", true);
@@ -166,6 +168,9 @@ static int run_step(const struct step *s, struct regex_space *regex, const char 
             if (!cp_is_mark(cp)) bytes_add(out, *text + i, k);
             else if (i == 0) *moved = true;
         }
+        return OK;
+    case BYTE_LEVEL:
+        for (size_t i = 0; i < *len; i++) bytes_add_cp(out, byte_level_cp[(unsigned char)(*text)[i]]);
         return OK;
     case SEQUENCE: break;
     }
