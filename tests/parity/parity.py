@@ -248,6 +248,11 @@ for name, (over, lora, extra) in CASES.items():
     lines.append(line)
 
 if args.write:
+    rest = ""                           # further sections are written by hand and stay
+    if os.path.exists(args.write):
+        with open(args.write) as f:
+            head, mark, tail = f.read().partition("\n## ")
+            rest = mark + tail
     with open(args.write, "w") as f:
         f.write(f"""# Parity with torch, transformers and PEFT
 
@@ -260,5 +265,5 @@ weights of the worst tensor. Checkpoint: logits of Ringmaster's checkpoint loade
 
 | case | first loss | gradients | weights after {STEPS} steps | checkpoint | merged | within limits |
 |---|---|---|---|---|---|---|
-""" + "\n".join(lines) + "\n")
+""" + "\n".join(lines) + "\n" + rest)
 sys.exit(1 if bad else 0)
