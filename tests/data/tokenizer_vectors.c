@@ -1,5 +1,5 @@
 /* tokenizer_vectors.c - every vector of RM_SHARED/data/tokenizers/NAME: ids, ids_special and decoded, byte for byte.
- * usage: test_tokenizer_vectors NAME; exits 77 where the files are not. */
+ * usage: test_tokenizer_vectors NAME [FOLDER with tokenizer.json]; exits 77 where the files are not. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,11 +72,11 @@ int main(int argc, char **argv)
     struct tokenizer *t = NULL;
     char *text = NULL;
     size_t len, lines = 0;
-    if (argc != 2) return 2;
+    if (argc < 2 || argc > 3) return 2;
     if (shared == NULL) { (void)printf("SKIP: RM_SHARED is not set\n"); return 77; }
     char *folder = xasprintf("%s/data/tokenizers/%s", shared, argv[1]), *vectors = xasprintf("%s/vectors.jsonl", folder);
     int rc = file_read(vectors, 64u << 20, &text, &len, &err), exit_code = 77;
-    if (rc == OK) rc = tokenizer_open(&t, folder, &err);
+    if (rc == OK) rc = tokenizer_open(&t, argc == 3 ? argv[2] : folder, &err);
     if (rc == E_NOTFOUND) { (void)printf("SKIP: %s (a licence may keep it out)\n", err.text); goto out; }
     exit_code = 1;
     if (rc != OK) { (void)printf("%s\n", err.text); goto out; }
