@@ -171,6 +171,8 @@ struct kernel_ops {
 const struct kernel_ops *kernel_ops_cpu(void);
 /* Opens the CUDA module; NULL and err (which library, driver or device is missing) where it cannot be used. */
 const struct kernel_ops *kernel_ops_cuda(struct error *err);
+/* The module's table as soon as a device answers, whether or not jobs may run on it yet; for device tests. */
+const struct kernel_ops *kernel_ops_cuda_module(struct error *err);
 /* Threads of the CPU backend in this process (default: cores / local ranks, set by the worker). */
 void kernel_cpu_threads(int n);
 

@@ -22,6 +22,10 @@ int cuda_refuse(struct stream *s, const char *fmt, ...) __attribute__((format(pr
 /* OK, or records "what: reason" and returns E_CUDA. Every launch and runtime call on a stream goes through here. */
 int cuda_status(struct stream *s, cudaError_t e, const char *what);
 
+/* cuBLASLt's handle of a stream; made and dropped with it. */
+int cuda_matmul_prepare(struct stream *s, struct error *err);
+void cuda_matmul_release(struct stream *s);
+
 /* Each file puts its functions into the table. */
 void cuda_fill_device(struct kernel_ops *ops);
 void cuda_fill_matmul(struct kernel_ops *ops);

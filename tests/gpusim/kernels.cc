@@ -1,0 +1,254 @@
+// kernels.cc - every CUDA kernel, run by the emulator, against the CPU table: the same inputs through both, bf16 and f32, odd sizes.
+// GPUSIM_SEED picks the adversarial order; CK_RUN_CASE one case.
+#include <check.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <vector>
+
+#include "kernels/cuda/backend.h"
+
+namespace gpusim { uint64_t bank_conflicts(); }
+
+extern "C" int cuda_refuse(struct stream *s, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(s->text, sizeof s->text, fmt, ap);
+    va_end(ap);
+    return E_INVALID;
+}
+extern "C" int cuda_status(struct stream *, cudaError_t e, const char *) { return e == cudaSuccess ? OK : E_CUDA; }
+
+static const struct kernel_ops *cpu;
+static struct kernel_ops gpu;
+static struct stream *cs;
+static struct stream gs;
+static uint64_t state = 1;
+
+static float uniform()
+{
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (float)(state >> 40) / 8388608.0f - 1.0f;
+}
+
+// A tensor of one of the two types, and a view of it as floats.
+struct tensor {
+    enum dtype dt;
+    std::vector<float> f;
+    std::vector<bf16> h;
+    tensor(enum dtype t, int64_t n, float size = 1.0f) : dt(t)
+    {
+        for (int64_t i = 0; i < n; i++) t == DT_F32 ? f.push_back(uniform() * size) : h.push_back(f32_to_bf16(uniform() * size));
+    }
+    void *p() { return dt == DT_F32 ? (void *)f.data() : (void *)h.data(); }
+    size_t n() const { return dt == DT_F32 ? f.size() : h.size(); }
+    float at(size_t i) const { return dt == DT_F32 ? f[i] : bf16_to_f32(h[i]); }
+};
+
+// Norm of the difference over the norm; infinities must be equal. bf16 results may differ by a rounding.
+static void same(const tensor &a, const tensor &b, double tolerance, const char *what)
+{
+    double d = 0, n = 1e-30;
+    for (size_t i = 0; i < a.n(); i++) {
+        if (!isfinite(a.at(i)) || !isfinite(b.at(i))) {
+            ck_assert_msg(a.at(i) == b.at(i), "%s: element %zu is %g on the CPU, %g on the GPU", what, i, (double)a.at(i), (double)b.at(i));
+            continue;
+        }
+        d += pow((double)a.at(i) - (double)b.at(i), 2);
+        n += pow((double)a.at(i), 2);
+    }
+    ck_assert_msg(sqrt(d / n) <= tolerance, "%s: relative difference %.3g, at most %.3g", what, sqrt(d / n), tolerance);
+}
+
+static const enum dtype types[] = { DT_F32, DT_BF16 };
+#define TOLERANCE(dt) ((dt) == DT_F32 ? 2e-6 : 4e-3)
+#define BOTH(op, a, b) do { ck_assert_int_eq(cpu->op a, OK); ck_assert_int_eq(gpu.op b, OK); } while (0)
+
+START_TEST(elementwise)
+{
+    enum dtype dt = types[_i % 2];
+    int64_t N = _i / 2 == 0 ? 7 : 33, C = _i / 2 == 0 ? 20 : 301, V = 13, n = N * C;
+    double tol = TOLERANCE(dt);
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < N; i++) ids.push_back((int32_t)((i * 5) % V));
+    tensor w(dt, V * C), x(dt, n), g(dt, n), u(dt, n), b(dt, C), c(DT_F32, C), y1(dt, n), y2 = y1, z1(dt, n), z2 = z1;
+    tensor dw1(DT_F32, V * C), dw2 = dw1, db1(DT_F32, C), db2 = db1;
+    BOTH(embed_fwd, (cs, dt, y1.p(), w.p(), ids.data(), N, C, V), (&gs, dt, y2.p(), w.p(), ids.data(), N, C, V));
+    same(y1, y2, 0, "embed_fwd");
+    BOTH(embed_bwd, (cs, dt, dw1.f.data(), x.p(), ids.data(), N, C, V), (&gs, dt, dw2.f.data(), x.p(), ids.data(), N, C, V));
+    same(dw1, dw2, 2e-6, "embed_bwd");
+    BOTH(bias_add, (cs, dt, y1.p(), b.p(), N, C), (&gs, dt, y2.p(), b.p(), N, C));
+    same(y1, y2, tol, "bias_add");
+    BOTH(bias_bwd, (cs, dt, db1.f.data(), x.p(), N, C), (&gs, dt, db2.f.data(), x.p(), N, C));
+    same(db1, db2, 2e-6, "bias_bwd");
+    BOTH(add, (cs, dt, y1.p(), x.p(), g.p(), n), (&gs, dt, y2.p(), x.p(), g.p(), n));
+    same(y1, y2, tol, "add");
+    BOTH(swiglu_fwd, (cs, dt, y1.p(), g.p(), u.p(), n), (&gs, dt, y2.p(), g.p(), u.p(), n));
+    same(y1, y2, tol, "swiglu_fwd");
+    BOTH(swiglu_bwd, (cs, dt, y1.p(), z1.p(), x.p(), g.p(), u.p(), n), (&gs, dt, y2.p(), z2.p(), x.p(), g.p(), u.p(), n));
+    same(y1, y2, tol, "swiglu_bwd gate");
+    same(z1, z2, tol, "swiglu_bwd up");
+    BOTH(col_scale, (cs, dt, y1.p(), x.p(), c.f.data(), N, C), (&gs, dt, y2.p(), x.p(), c.f.data(), N, C));
+    same(y1, y2, tol, "col_scale");
+    BOTH(col_dot, (cs, dt, db1.f.data(), x.p(), g.p(), c.f.data(), N, C), (&gs, dt, db2.f.data(), x.p(), g.p(), c.f.data(), N, C));
+    same(db1, db2, 2e-6, "col_dot");
+    BOTH(axpy, (cs, dt, y1.p(), dt, x.p(), 0.3f, n), (&gs, dt, y2.p(), dt, x.p(), 0.3f, n));
+    same(y1, y2, tol, "axpy");
+    BOTH(scale, (cs, dt, y1.p(), 0.7f, n), (&gs, dt, y2.p(), 0.7f, n));
+    same(y1, y2, tol, "scale");
+    tensor f1(DT_F32, n), f2 = f1;
+    BOTH(cast, (cs, DT_F32, f1.p(), dt, x.p(), n), (&gs, DT_F32, f2.p(), dt, x.p(), n));
+    same(f1, f2, 0, "cast");
+    BOTH(dropout, (cs, dt, y1.p(), x.p(), 0.3f, 42, 17, n), (&gs, dt, y2.p(), x.p(), 0.3f, 42, 17, n));
+    same(y1, y2, tol, "dropout");
+    for (size_t i = 0; i < y1.n(); i++) ck_assert_msg((y1.at(i) == 0) == (y2.at(i) == 0), "dropout: another element is dropped");
+}
+END_TEST
+
+START_TEST(norms_and_loss)
+{
+    enum dtype dt = types[_i % 2];
+    int64_t N = 37, C = _i / 2 == 0 ? 64 : 300;
+    double tol = TOLERANCE(dt);
+    tensor x(dt, N * C), w(dt, C), dy(dt, N * C), y1(dt, N * C), y2 = y1, dw1(DT_F32, C), dw2 = dw1, r1(DT_F32, N), r2 = r1;
+    if (dt == DT_F32) x.f[5] = 300.0f;      // an outlier channel
+    BOTH(rmsnorm_fwd, (cs, dt, y1.p(), r1.f.data(), x.p(), w.p(), N, C, 1e-6f), (&gs, dt, y2.p(), r2.f.data(), x.p(), w.p(), N, C, 1e-6f));
+    same(y1, y2, tol, "rmsnorm_fwd");
+    same(r1, r2, 2e-6, "rstd");
+    std::vector<char> ws1(cpu->rmsnorm_bwd_ws(N, C) + 1), ws2(gpu.rmsnorm_bwd_ws(N, C) + 1);
+    BOTH(rmsnorm_bwd, (cs, dt, y1.p(), _i & 1, dw1.f.data(), dy.p(), x.p(), w.p(), r1.f.data(), N, C, ws1.data()),
+         (&gs, dt, y2.p(), _i & 1, dw2.f.data(), dy.p(), x.p(), w.p(), r1.f.data(), N, C, ws2.data()));
+    same(y1, y2, tol, "rmsnorm_bwd dx");
+    same(dw1, dw2, 5e-6, "rmsnorm_bwd dw");
+
+    tensor z1(dt, N * C, 5.0f), l1(DT_F32, N), l2 = l1, weight(DT_F32, N);
+    tensor z2 = z1;
+    std::vector<int32_t> labels;
+    std::vector<uint8_t> c1(N), c2(N);
+    for (int64_t i = 0; i < N; i++) labels.push_back(i % 5 == 0 ? -100 : (int32_t)((i * 7) % C));
+    BOTH(cross_entropy, (cs, dt, l1.f.data(), c1.data(), z1.p(), labels.data(), weight.f.data(), 0.1f, true, N, C),
+         (&gs, dt, l2.f.data(), c2.data(), z2.p(), labels.data(), weight.f.data(), 0.1f, true, N, C));
+    same(l1, l2, 2e-6, "loss");
+    same(z1, z2, tol, "dlogits");
+    ck_assert_msg(c1 == c2, "correct");
+
+    tensor p1(DT_F32, 1000), p2 = p1, m1(DT_F32, 1000, 0.1f), m2 = m1, v1(DT_F32, 1000, 0.0f), v2 = v1, gr(DT_F32, 1000), h1(DT_BF16, 1000), h2 = h1;
+    BOTH(adamw, (cs, p1.f.data(), h1.h.data(), m1.f.data(), v1.f.data(), gr.f.data(), 1000, 0.5f, 1e-3, 0.9, 0.95, 1e-8, 0.1, 3),
+         (&gs, p2.f.data(), h2.h.data(), m2.f.data(), v2.f.data(), gr.f.data(), 1000, 0.5f, 1e-3, 0.9, 0.95, 1e-8, 0.1, 3));
+    same(p1, p2, 1e-6, "adamw");
+    same(h1, h2, 4e-3, "adamw bf16");
+    double s1 = 1, s2 = 1;
+    BOTH(sumsq, (cs, &s1, gr.f.data(), 1000), (&gs, &s2, gr.f.data(), 1000));
+    ck_assert_double_le(fabs(s1 - s2), 1e-9 * s1);
+}
+END_TEST
+
+START_TEST(rope)
+{
+    enum dtype dt = types[_i % 2];
+    int64_t N = 19, H = 4, D = _i / 2 == 0 ? 64 : 10, U = 4, Hu = 2;
+    const int64_t head0[] = { 0, 0, 2, 2 };     // replicated heads
+    double tol = TOLERANCE(dt);
+    tensor x(dt, N * H * D), cos1(DT_F32, N * D / 2), cos2 = cos1, sin1 = cos1, sin2 = cos1, freq(DT_F32, D / 2), y1(dt, U * N * Hu * D), y2 = y1;
+    std::vector<int32_t> pos;
+    for (int64_t i = 0; i < N; i++) pos.push_back((int32_t)(i * 61000));
+    BOTH(rope_table, (cs, cos1.f.data(), sin1.f.data(), pos.data(), freq.f.data(), N, D, 1.2f), (&gs, cos2.f.data(), sin2.f.data(), pos.data(), freq.f.data(), N, D, 1.2f));
+    same(cos1, cos2, 1e-6, "cos");
+    same(sin1, sin2, 1e-6, "sin");
+    BOTH(rope_pack, (cs, dt, y1.p(), N * Hu * D, x.p(), cos1.f.data(), sin1.f.data(), head0, N, H, D, U, Hu),
+         (&gs, dt, y2.p(), N * Hu * D, x.p(), cos1.f.data(), sin1.f.data(), head0, N, H, D, U, Hu));
+    same(y1, y2, tol, "rope_pack");
+    tensor b1(dt, N * H * D), b2 = b1, in32(DT_F32, U * N * Hu * D);
+    BOTH(rope_unpack, (cs, dt, b1.p(), dt, y1.p(), N * Hu * D, cos1.f.data(), sin1.f.data(), head0, N, H, D, U, Hu),
+         (&gs, dt, b2.p(), dt, y1.p(), N * Hu * D, cos1.f.data(), sin1.f.data(), head0, N, H, D, U, Hu));
+    same(b1, b2, tol, "rope_unpack");
+    BOTH(rope_unpack, (cs, dt, b1.p(), DT_F32, in32.p(), N * Hu * D, NULL, NULL, head0, N, H, D, U, Hu),
+         (&gs, dt, b2.p(), DT_F32, in32.p(), N * Hu * D, NULL, NULL, head0, N, H, D, U, Hu));
+    same(b1, b2, tol, "rope_unpack from f32");
+}
+END_TEST
+
+// Documents, a ring block with an offset, a block that nobody sees, a single row with far more keys than rows.
+static const struct attn_span spans_of[] = { { 0, 130, 0, 130, 0 }, { 130, 70, 130, 100, 5 }, { 130, 70, 230, 33, -40 }, { 205, 1, 0, 130, 1000 } };
+static const struct { enum dtype dt; int64_t H, Hkv, D, window; bool merge; } attentions[] = {
+    { DT_BF16, 2, 1, 64, 0, false }, { DT_BF16, 2, 1, 128, 0, true }, { DT_BF16, 2, 2, 96, 37, false }, { DT_BF16, 1, 1, 256, 0, false },
+    { DT_BF16, 2, 1, 60, 0, false }, { DT_F32, 2, 1, 40, 37, true }, { DT_BF16, 4, 2, 64, 20, true },
+};
+
+START_TEST(attention)
+{
+    auto a = attentions[_i];
+    int64_t Tq = 210, Tk = 270, H = a.H, Hkv = a.Hkv, D = a.D;
+    struct attn_spans spans = { spans_of, spans_of, 4 };
+    struct attn_shape n = { Tq, Tk, H, Hkv, D, 1.0f / sqrtf((float)D), a.window };
+    tensor q(a.dt, Tq * H * D, 1.5f), k(a.dt, Tk * Hkv * D, 1.5f), v(a.dt, Tk * Hkv * D), dout(a.dt, Tq * H * D);
+    tensor o1(DT_F32, Tq * H * D), l1(DT_F32, H * Tq), o2 = o1, l2 = l1, e1(DT_F32, H * Tq), e2 = e1;
+    tensor dq1(DT_F32, Tq * H * D), dk1(DT_F32, Tk * Hkv * D), dv1 = dk1, dq2 = dq1, dk2 = dk1, dv2 = dv1;
+    std::vector<char> ws1(cpu->attn_ws(a.dt, n, 4) + 64), ws2(gpu.attn_ws(a.dt, n, 4) + 64);
+    double tol = a.dt == DT_F32 ? 3e-6 : 4e-3;          // P is rounded to bf16 on the way, as in any such kernel
+    uint64_t conflicts = gpusim::bank_conflicts();
+    BOTH(attn_fwd, (cs, a.dt, DT_F32, o1.p(), l1.p(), q.p(), k.p(), v.p(), n, spans, a.merge, ws1.data()),
+         (&gs, a.dt, DT_F32, o2.p(), l2.p(), q.p(), k.p(), v.p(), n, spans, a.merge, ws2.data()));
+    same(l1, l2, 1e-6, "lse");
+    same(o1, o2, tol, "o");
+    BOTH(attn_delta, (cs, a.dt, DT_F32, e1.p(), dout.p(), o1.p(), Tq, H, D), (&gs, a.dt, DT_F32, e2.p(), dout.p(), o1.p(), Tq, H, D));
+    same(e1, e2, 2e-6, "delta");
+    BOTH(attn_bwd, (cs, a.dt, dq1.p(), dk1.p(), dv1.p(), dout.p(), q.p(), k.p(), v.p(), l1.p(), e1.p(), n, spans, ws1.data()),
+         (&gs, a.dt, dq2.p(), dk2.p(), dv2.p(), dout.p(), q.p(), k.p(), v.p(), l1.p(), e1.p(), n, spans, ws2.data()));
+    same(dv1, dv2, tol, "dv");
+    same(dk1, dk2, tol, "dk");
+    same(dq1, dq2, tol, "dq");
+    ck_assert_msg(gpusim::bank_conflicts() == conflicts, "shared-memory bank conflicts");
+}
+END_TEST
+
+// A key that no query sees must not matter, whatever it holds; LSE of equal logits is log(n) + logit (natural base).
+START_TEST(masked_keys_and_base)
+{
+    int64_t T = 65, D = 64;
+    struct attn_span one = { 0, T, 0, T, 0 };
+    struct attn_spans spans = { &one, &one, 1 };
+    struct attn_shape n = { T, T, 1, 1, D, 0.125f, 0 };
+    tensor q(DT_BF16, T * D, 0.0f), k(DT_BF16, T * D), v(DT_BF16, T * D), dout(DT_BF16, T * D), o(DT_BF16, T * D), l(DT_F32, T), e(DT_F32, T);
+    std::vector<char> ws(gpu.attn_ws(DT_BF16, n, 1) + 64);
+    for (int64_t d = 0; d < D; d++) k.h[(T - 1) * D + d] = f32_to_bf16(1e30f);
+    ck_assert_int_eq(gpu.attn_fwd(&gs, DT_BF16, DT_BF16, o.p(), l.p(), q.p(), k.p(), v.p(), n, spans, false, ws.data()), OK);
+    for (int64_t t = 0; t < T; t++) ck_assert_double_le(fabs((double)l.f[t] - log((double)t + 1)), 1e-5);
+    tensor dq(DT_F32, T * D, 0.0f), dk = dq, dv = dq;
+    ck_assert_int_eq(gpu.attn_delta(&gs, DT_BF16, DT_BF16, e.p(), dout.p(), o.p(), T, 1, D), OK);
+    ck_assert_int_eq(gpu.attn_bwd(&gs, DT_BF16, dq.p(), dk.p(), dv.p(), dout.p(), q.p(), k.p(), v.p(), l.p(), e.p(), n, spans, ws.data()), OK);
+    for (int64_t i = 0; i < (T - 1) * D; i++) ck_assert_msg(isfinite(dq.f[i]) && fabsf(dq.f[i]) < 1e3f, "dq[%lld] = %g", (long long)i, (double)dq.f[i]);
+}
+END_TEST
+
+int main()
+{
+    cpu = kernel_ops_cpu();
+    ck_assert_int_eq(cpu->stream_new(&cs, true, NULL), OK);
+    cuda_fill_elementwise(&gpu);
+    cuda_fill_norm(&gpu);
+    cuda_fill_rope(&gpu);
+    cuda_fill_loss(&gpu);
+    cuda_fill_optimizer(&gpu);
+    cuda_fill_attention(&gpu);
+    Suite *s = suite_create("gpusim");
+    TCase *t[] = { tcase_create("local"), tcase_create("attention") };
+    tcase_add_loop_test(t[0], elementwise, 0, 4);
+    tcase_add_loop_test(t[0], norms_and_loss, 0, 4);
+    tcase_add_loop_test(t[0], rope, 0, 4);
+    tcase_add_loop_test(t[1], attention, 0, (int)(sizeof attentions / sizeof attentions[0]));
+    tcase_add_test(t[1], masked_keys_and_base);
+    for (TCase *c : t) {
+        tcase_set_timeout(c, 240);
+        suite_add_tcase(s, c);
+    }
+    SRunner *r = srunner_create(s);
+    srunner_set_fork_status(r, CK_NOFORK);
+    srunner_run_all(r, CK_ENV);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}
