@@ -9,6 +9,7 @@ static int check(struct stream *s, const char *op, enum dtype dt, struct attn_sh
     if (n.D < 1 || n.D > 256) return cuda_refuse(s, "%s: head width %lld, expected 1 to 256", op, (long long)n.D);
     if (n.Hkv < 1 || n.H % n.Hkv != 0) return cuda_refuse(s, "%s: %lld query heads over %lld key heads, expected a multiple", op, (long long)n.H, (long long)n.Hkv);
     if (n.H > 65535) return cuda_refuse(s, "%s: %lld heads, at most 65535 are taken", op, (long long)n.H);
+    if (n.Tq > INT32_MAX || n.Tk > INT32_MAX) return cuda_refuse(s, "%s: %lld and %lld rows on one rank, at most 2^31 - 1 are taken", op, (long long)n.Tq, (long long)n.Tk);
     if (n.window < 0) return cuda_refuse(s, "%s: window %lld, expected 0 or more", op, (long long)n.window);
     return OK;
 }

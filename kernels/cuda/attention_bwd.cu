@@ -47,11 +47,13 @@ static __global__ void __launch_bounds__(WARPS * 32) bwd_keys_kernel(const bwd_a
     for (int x = range.first; x < range.first + range.count; x++) {
         attn_span span = p.table.spans[p.table.order[x]];
         // query rows that see any key of [n0, n1): from the diagonal of the first key to the window's end of the last
-        int64_t from = n0 - span.diag > 0 ? (n0 - span.diag) / BM * BM : 0, to = span.nq;
-        if (p.window && n1 - 1 - span.diag + p.window < to) to = n1 - 1 - span.diag + p.window;
-        for (int64_t h = hk * group; h < (hk + 1) * group; h++) {
+        int64_t first = n0 - span.diag > 0 ? (n0 - span.diag) / BM * BM : 0, end = span.nq;
+        if (p.window && n1 - 1 - span.diag + p.window < end) end = n1 - 1 - span.diag + p.window;
+        if (first >= end) continue;
+        int from = (int)first, to = (int)end;      // rows of one span fit 31 bits (attention.cu)
+        for (int h = (int)(hk * group); h < (int)((hk + 1) * group); h++) {
             const gbf16 *q = p.q + span.q0 * q_stride + h * p.D, *dout = p.dout + span.q0 * q_stride + h * p.D;
-            for (int64_t m0 = from; m0 < to; m0 += BM) {
+            for (int m0 = from; m0 < to; m0 += BM) {
                 __syncthreads();        // the last block's readers are done with Q, dO and the row sums
                 tile_load<W, N_THREADS>(tile_q, q, q_stride, m0, span.nq, BM, p.D);
                 tile_load<W, N_THREADS>(tile_do, dout, q_stride, m0, span.nq, BM, p.D);
@@ -73,7 +75,7 @@ static __global__ void __launch_bounds__(WARPS * 32) bwd_keys_kernel(const bwd_a
                 for (int j = 0; j < (DK ? BM / 8 : 1); j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) dp[j][e] = 0.0f;
-#pragma unroll
+#pragma unroll 2             /* whole, it spills on sm_86 */
                 for (int kk = 0; kk < W / 16; kk++) {
                     uint32_t a[4], b[4];
                     frag_a<W>(a, tile_k, warp * 16, kk);
@@ -131,11 +133,13 @@ static __global__ void __launch_bounds__(WARPS * 32) bwd_keys_kernel(const bwd_a
         }
     }
     cp_async_wait<0>();
+    span_range own = range_of(p.table, (int)blockIdx.x);       // looked up again: kept, it would spill
+    int64_t k0 = (int64_t)((int)blockIdx.x - own.first_tile) * BN;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int64_t key = n0 + warp * 16 + lane / 4 + 8 * r;
-        if (key >= n1) continue;
-        int64_t at = (range.row0 + key) * k_stride + hk * p.D;
+        int64_t key = k0 + warp * 16 + lane / 4 + 8 * r;
+        if (key >= own.rows) continue;
+        int64_t at = (own.row0 + key) * p.Hkv * p.D + (int64_t)blockIdx.y * p.D;
 #pragma unroll
         for (int j = 0; j < W / 8; j++)
 #pragma unroll

@@ -227,7 +227,7 @@ END_TEST
 int main()
 {
     cpu = kernel_ops_cpu();
-    ck_assert_int_eq(cpu->stream_new(&cs, true, NULL), OK);
+    if (cpu->stream_new(&cs, true, NULL) != OK) return 1;
     cuda_fill_elementwise(&gpu);
     cuda_fill_norm(&gpu);
     cuda_fill_rope(&gpu);
