@@ -86,7 +86,9 @@ struct value py_negate(struct vm *vm, struct value v, bool plus);
 void py_str(struct vm *vm, struct text *out, struct value v);              /* str(v) */
 void py_repr(struct vm *vm, struct text *out, struct value v);
 struct value py_to_str(struct vm *vm, struct value v);                     /* V_STR */
+#define ITERATOR_FAILS SIZE_MAX         /* cap of an iterator over something that is none: it fails once it is walked, as a generator does */
 struct list *py_iter(struct vm *vm, struct value v);                       /* list(v) */
+bool py_iterable(struct value v);
 int64_t py_len(struct vm *vm, struct value v);
 int64_t py_index(struct vm *vm, struct value v, const char *what);         /* an int, or fails */
 struct value py_attr(struct vm *vm, struct value v, const char *name);     /* v.name, then v["name"] */
@@ -105,6 +107,7 @@ uint32_t u8_get(const char *p);
 size_t u8_put(char out[4], uint32_t c);
 bool u8_space(uint32_t c);
 bool u8_printable(uint32_t c);
+bool u8_word(uint32_t c);                                                   /* \w */
 struct value str_new(struct vm *vm, const char *p, size_t n);              /* copies */
 struct value str_strip(struct vm *vm, struct value s, struct value chars, bool left, bool right);   /* chars V_UNDEFINED: white space */
 struct value str_case(struct vm *vm, struct value s, char how);            /* u l t(itle) c(apitalize) s(wap) T (the filter's title) */

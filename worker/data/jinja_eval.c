@@ -330,7 +330,10 @@ static void run_loop(struct vm *vm, const struct node *n, struct list *items, in
         for (size_t i = 0; i < items->n; i++) {
             vm->scope = scope_in(vm, scope);
             assign_target(vm, n->a, items->v[i]);
-            if (py_true(eval(vm, n->list[0]))) list_add(&vm->pool, kept.l, items->v[i]);
+            if (!py_true(eval(vm, n->list[0]))) continue;
+            struct value item = items->v[i];
+            if (n->a->kind == N_TUPLE && item.type == V_LIST) item.tag = LIST_TUPLE;     /* the filter hands on what it unpacked */
+            list_add(&vm->pool, kept.l, item);
         }
         items = kept.l;
     }

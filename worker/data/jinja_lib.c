@@ -49,6 +49,13 @@ static struct value iterator(struct value list)         /* what Python gives as 
     return list;
 }
 
+static struct value failing(struct vm *vm)
+{
+    struct value v = iterator(v_list(&vm->pool));
+    v.l->cap = ITERATOR_FAILS;
+    return v;
+}
+
 static struct value copy_list(struct vm *vm, struct list *l)
 {
     struct value out = v_list(&vm->pool);
@@ -143,6 +150,7 @@ static struct value f_batch(struct vm *vm, struct value v, const struct args *a)
 {
     int64_t n = int_arg(vm, a, 0, "linecount", 0);
     struct value fill = arg_of(a, 1, "fill_with"), out = v_list(&vm->pool), row = v_undefined();
+    if (!py_iterable(v)) return failing(vm);
     struct list *l = py_iter(vm, v);
     if (n < 1 || n > 1000000) vm_fail(vm, "batch: expected a count of at least 1");
     for (size_t i = 0; i < l->n; i++) {
@@ -203,7 +211,7 @@ static struct value f_safe(struct vm *vm, struct value v, const struct args *a)
 static struct value f_first(struct vm *vm, struct value v, const struct args *a)
 {
     (void)a;
-    if (v.type == V_LIST && v.tag == LIST_ITERATOR && v.l->n) { v.l->n--; return *v.l->v++; }
+    if (v.type == V_LIST && v.tag == LIST_ITERATOR && v.l->n && v.l->cap != ITERATOR_FAILS) { v.l->n--; return *v.l->v++; }
     struct list *l = py_iter(vm, v);
     return l->n ? l->v[0] : v_undefined_because(vm, "No first item, sequence was empty.");
 }
@@ -281,7 +289,9 @@ static struct value f_groupby(struct vm *vm, struct value v, const struct args *
 
 static struct value f_indent(struct vm *vm, struct value v, const struct args *a)
 {
-    struct value width = arg_of(a, 0, "width"), s = need_str(vm, v);
+    struct value width = arg_of(a, 0, "width"), s = v;
+    vm_need_defined(vm, v);
+    if (v.type != V_STR) vm_fail(vm, "unsupported operand type(s) for +=: '%s' and 'str'", py_type(v));
     bool first = py_true(arg_of(a, 1, "first")), blank = py_true(arg_of(a, 2, "blank"));
     struct text t = { 0 };
     if (width.type == V_UNDEFINED) width = v_int(4);
@@ -300,7 +310,7 @@ static struct value f_items(struct vm *vm, struct value v, const struct args *a)
 {
     (void)a;
     if (v.type == V_UNDEFINED) return iterator(v_list(&vm->pool));
-    if (v.type != V_DICT) vm_fail(vm, "Can only get item pairs from a mapping.");
+    if (v.type != V_DICT) return failing(vm);
     return iterator(items_of(vm, v, 'i'));
 }
 
@@ -337,6 +347,7 @@ static struct value f_map(struct vm *vm, struct value v, const struct args *a)
 {
     struct value attribute = arg_of(a, 99, "attribute"), other = arg_of(a, 99, "default"), out = v_list(&vm->pool);
     if (!py_true(v)) return iterator(out);                      /* none maps to nothing */
+    if (!py_iterable(v)) return failing(vm);
     struct list *l = py_iter(vm, v);
     if (attribute.type != V_UNDEFINED) {
         for (size_t i = 0; i < l->n; i++) {
@@ -355,6 +366,7 @@ static struct value choose(struct vm *vm, struct value v, const struct args *a, 
 {
     struct value out = v_list(&vm->pool), attribute = by_attribute ? arg_of(a, 0, NULL) : v_undefined();
     if (!py_true(v)) return iterator(out);
+    if (!py_iterable(v)) return failing(vm);
     struct list *l = py_iter(vm, v);
     size_t from = by_attribute ? 1 : 0;
     bool named = a->plain->n > from;
@@ -417,11 +429,11 @@ static struct value f_round(struct vm *vm, struct value v, const struct args *a)
     int64_t digits = int_arg(vm, a, 0, "precision", 0);
     struct value method = arg_of(a, 1, "method"), x = f_float(vm, v, &(struct args){ v_list(&vm->pool).l, v_dict(&vm->pool).d });
     if (digits < -300 || digits > 300) vm_fail(vm, "round: precision %lld", (long long)digits);
-    if (x.type != V_FLOAT || v.type == V_STR) vm_fail(vm, "type %s doesn't define __round__ method", py_type(v));
+    if (v.type != V_INT && v.type != V_FLOAT && v.type != V_BOOL) vm_fail(vm, "type %s doesn't define __round__ method", py_type(v));
     double scale = pow(10.0, (double)digits), r;
     if (value_is_str(method, "ceil")) r = ceil(x.f * scale) / scale;
     else if (value_is_str(method, "floor")) r = floor(x.f * scale) / scale;
-    else if (v.type == V_INT && digits >= 0) return v;
+    else if (v.type != V_FLOAT && digits >= 0) return v_int(py_index(vm, v, "round"));
     else if (digits >= 0) {                                     /* round half to even on the decimal value, as Python */
         char text[400];
         (void)snprintf(text, sizeof text, "%.*f", (int)digits, x.f);
@@ -434,6 +446,7 @@ static struct value f_slice(struct vm *vm, struct value v, const struct args *a)
 {
     int64_t n = int_arg(vm, a, 0, "slices", 0);
     struct value fill = arg_of(a, 1, "fill_with"), out = v_list(&vm->pool);
+    if (!py_iterable(v)) return failing(vm);
     struct list *l = py_iter(vm, v);
     if (n < 1 || n > 1000000) vm_fail(vm, "slice: expected a count of at least 1");
     size_t each = l->n / (size_t)n, more = l->n % (size_t)n, at = 0;
@@ -520,13 +533,14 @@ static struct value f_tojson(struct vm *vm, struct value v, const struct args *a
 
 static struct value f_truncate(struct vm *vm, struct value v, const struct args *a)
 {
-    struct value s = need_str(vm, v), end = arg_of(a, 2, "end");
+    struct value s = v, end = arg_of(a, 2, "end");
     int64_t length = int_arg(vm, a, 0, "length", 255), leeway = 5;
     struct value given = arg_of(a, 3, "leeway");
     if (end.type == V_UNDEFINED) end = v_cstr("...");
     if (given.type != V_UNDEFINED && given.type != V_NONE) leeway = py_index(vm, given, "leeway");
     if (end.type != V_STR || length < py_len(vm, end)) vm_fail(vm, "truncate: length is below that of the end mark");
     if (py_len(vm, s) <= length + leeway) return s;
+    if (s.type != V_STR) vm_fail(vm, "'%s' object has no attribute 'rsplit'", py_type(s));
     struct value head = py_slice(vm, s, v_none(), v_int(length - py_len(vm, end)), v_none());
     if (!py_true(arg_of(a, 1, "killwords"))) {
         const char *space = memrchr(head.s.p, ' ', head.s.n);
@@ -539,9 +553,11 @@ static struct value f_unique(struct vm *vm, struct value v, const struct args *a
 {
     struct value attribute = arg_of(a, 1, "attribute"), keys = v_list(&vm->pool), out = v_list(&vm->pool);
     bool fold = !py_true(arg_of(a, 0, "case_sensitive"));
+    if (!py_iterable(v)) return failing(vm);
     struct list *l = py_iter(vm, v);
     for (size_t i = 0; i < l->n; i++) {
         struct value key = sort_key(vm, l->v[i], attribute, fold);
+        if (key.type == V_DICT || (key.type == V_LIST && key.tag != LIST_TUPLE)) vm_fail(vm, "unhashable type: '%s'", py_type(key));
         if (py_in(vm, key, keys)) continue;
         list_add(&vm->pool, keys.l, key);
         list_add(&vm->pool, out.l, l->v[i]);
@@ -567,8 +583,16 @@ static struct value f_urlencode(struct vm *vm, struct value v, const struct args
 
 static struct value f_wordcount(struct vm *vm, struct value v, const struct args *a)
 {
-    struct args none = { v_list(&vm->pool).l, a->named };
-    return v_int((int64_t)str_method(vm, need_str(vm, v), "split", &none).l->n);
+    struct value s = need_str(vm, v);
+    int64_t words = 0;
+    bool in = false;
+    (void)a;
+    for (size_t i = 0; i < s.s.n; i += u8_len(s.s.p + i)) {
+        bool word = u8_word(u8_get(s.s.p + i));
+        words += word && !in;
+        in = word;
+    }
+    return v_int(words);
 }
 
 static const struct { const char *name; filter_fn *fn; unsigned char most; const char *names; } filters[] = {
@@ -671,10 +695,10 @@ bool lib_test(struct vm *vm, const char *name, struct value v, const struct args
     bool whole = v.type == V_INT || v.type == V_BIG;
     switch (tests[i].test) {
     case IS_BOOLEAN: return v.type == V_BOOL;
-    case IS_CALLABLE: return v.type == V_OTHER && (v.tag == O_MACRO || v.tag == O_METHOD || v.tag == O_FUNCTION || v.tag == O_JOINER || v.tag == O_LOOP);
+    case IS_CALLABLE: return v.type == V_UNDEFINED || (v.type == V_OTHER && (v.tag == O_MACRO || v.tag == O_METHOD || v.tag == O_FUNCTION || v.tag == O_JOINER || v.tag == O_LOOP));
     case IS_DEFINED: return v.type != V_UNDEFINED;
     case IS_UNDEFINED: return v.type == V_UNDEFINED;
-    case IS_DIVISIBLE: return py_index(vm, py_binary(vm, OP_MOD, v, x), "divisibleby") == 0;
+    case IS_DIVISIBLE: return py_equal(vm, py_binary(vm, OP_MOD, v, x), v_int(0));
     case IS_EQ: return py_equal(vm, v, x);
     case IS_NE: return !py_equal(vm, v, x);
     case IS_LT: return py_order(vm, v, x) < 0;
@@ -683,8 +707,8 @@ bool lib_test(struct vm *vm, const char *name, struct value v, const struct args
     case IS_GE: { int c = py_order(vm, v, x); return c == 0 || c == 1; }
     case IS_IN: return py_in(vm, v, x);
     case IS_ESCAPED: return v.type == V_STR && v.tag;
-    case IS_EVEN: return py_index(vm, py_binary(vm, OP_MOD, v, v_int(2)), "even") == 0;
-    case IS_ODD: return py_index(vm, py_binary(vm, OP_MOD, v, v_int(2)), "odd") == 1;
+    case IS_EVEN: return py_equal(vm, py_binary(vm, OP_MOD, v, v_int(2)), v_int(0));
+    case IS_ODD: return py_equal(vm, py_binary(vm, OP_MOD, v, v_int(2)), v_int(1));
     case IS_FALSE: return v.type == V_BOOL && !v.tag;
     case IS_TRUE: return v.type == V_BOOL && v.tag;
     case IS_FILTER: return v.type == V_STR && lib_knows(v.s.p, false);

@@ -130,6 +130,7 @@ bool py_in(struct vm *vm, struct value item, struct value in)
         vm_step(vm, (int64_t)(in.s.n / 64));
         return item.s.n == 0 || memmem(in.s.p, in.s.n, item.s.p, item.s.n) != NULL;
     case V_LIST:
+        if (in.tag == LIST_ITERATOR && in.l->cap == ITERATOR_FAILS) (void)py_iter(vm, in);
         for (size_t i = 0; i < in.l->n; i++)
             if (py_equal(vm, item, in.l->v[i])) return true;
         if (in.tag == LIST_ITERATOR) in.l->n = 0;
@@ -357,6 +358,7 @@ struct list *py_iter(struct vm *vm, struct value v)
     switch (v.type) {
     case V_LIST:
         if (v.tag != LIST_ITERATOR) return v.l;
+        if (v.l->cap == ITERATOR_FAILS) vm_fail(vm, "the value given to a filter is not iterable");
         out = v_list(&vm->pool);                                /* can be walked once */
         *out.l = *v.l;
         v.l->n = 0;
@@ -376,6 +378,12 @@ struct list *py_iter(struct vm *vm, struct value v)
     }
     if (v.type == V_OTHER && v.tag == O_LOOP) vm_fail(vm, "the loop object cannot be iterated here");
     vm_fail(vm, "'%s' object is not iterable", py_type(v));
+}
+
+bool py_iterable(struct value v)
+{
+    if (v.type == V_LIST) return !(v.tag == LIST_ITERATOR && v.l->cap == ITERATOR_FAILS);
+    return v.type == V_DICT || v.type == V_STR || v.type == V_UNDEFINED;
 }
 
 int64_t py_len(struct vm *vm, struct value v)
@@ -517,7 +525,7 @@ static int64_t bound(struct vm *vm, struct value v, int64_t n, int64_t absent, b
 struct value py_slice(struct vm *vm, struct value v, struct value from, struct value to, struct value by)
 {
     vm_need_defined(vm, v);
-    if (v.type != V_STR && (v.type != V_LIST || (v.tag > LIST_TUPLE && v.tag != LIST_RANGE))) return v_undefined_because(vm, "'%s' object cannot be sliced", py_type(v));
+    if (v.type != V_STR && (v.type != V_LIST || (v.tag > LIST_TUPLE && v.tag != LIST_RANGE))) vm_fail(vm, "'%s' object is not subscriptable", py_type(v));
     int64_t step = by.type == V_NONE ? 1 : py_index(vm, by, "slice"), n = py_len(vm, v);
     if (step == 0) vm_fail(vm, "slice step cannot be zero");
     int64_t a = bound(vm, from, n, step > 0 ? 0 : n - 1, step < 0), b = bound(vm, to, n, step > 0 ? n : -1, step < 0);

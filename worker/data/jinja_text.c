@@ -86,6 +86,8 @@ bool u8_printable(uint32_t c)
     return iswprint_l((wint_t)c, locale_here());
 }
 
+bool u8_word(uint32_t c) { return c == '_' || is_alpha(c) || is_digit(c) || (c >= 0x80 && cp_is_numeric(c)); }
+
 struct value str_new(struct vm *vm, const char *p, size_t n) { return v_str(pool_strndup(&vm->pool, p, n), n); }
 
 static struct value part(struct value of, const char *p, size_t n)
@@ -402,7 +404,8 @@ struct value str_format(struct vm *vm, struct value fmt, struct value args)
         } else vm_fail(vm, "unsupported format character '%c'", c);
         text_add(vm, &t, out, strlen(out));
     }
-    if (!by_name && used < list->n && !(list == &one && args.type == V_DICT)) vm_fail(vm, "not all arguments converted during string formatting");
+    if (!by_name && used < list->n && !(list == &one && (args.type == V_DICT || (args.type == V_LIST && args.tag != LIST_ITERATOR) || args.type == V_UNDEFINED)))    /* what could be a mapping */
+        vm_fail(vm, "not all arguments converted during string formatting");
     return part(fmt, t.p ? t.p : "", t.n);
 }
 
