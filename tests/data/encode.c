@@ -92,6 +92,7 @@ static const char strict[] = "{% for m in messages %}{% if m.role == 'tool' and 
 static const char opens[] = HEAD "{{ '<|im_start|>assistant\\n' }}{{ m.content.split('</think>')[-1].strip() if not loop.last else m.content }}"
     "{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}";
 static const char says[] = HEAD "{{ '<|im_start|>assistant\\n' }}{% generation %}{{ m.content }}{% endgeneration %}" TAIL;
+static const char appends[] = HEAD "{{ '<|im_start|>assistant\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}{{ '<|im_start|>assistant\\n' }}";
 #define M(role, more) "{\"role\":\"" role "\"," more "}"
 #define CALL "\"content\":\"\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]"
 #define TALK "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", CALL ",\"reasoning_content\":\"hm\"") "," M("tool", "\"content\":\"r\"") "," \
@@ -105,6 +106,12 @@ static const struct { const char *template, *json, *out; } hard[] = {
     /* the answer ends with the bytes the mark ends with */
     { forgets, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"\xE4\xBD\xA0\xE3\x80\x81\"") "," M("user", "\"content\":\"\xE3\x80\x81\"") "," M("assistant", "\"content\":\"b\"") "]}",
       US("q") "[\xE4\xBD\xA0\xE3\x80\x81<|im_end|>\n]" US("\xE3\x80\x81") "[<think></think>b<|im_end|>\n]" },
+    /* the prompt at the end that nobody asked for (Llama-3's first template) is kept, as in Hugging Face, and not trained */
+    { appends, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"a\"") "," M("user", "\"content\":\"p\"") "," M("assistant", "\"content\":\"b\"") "]}",
+      US("q") "[a<|im_end|>\n]" US("p") "[b<|im_end|>\n]<|im_start|>assistant\n" },
+    { appends, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"a\"") "," M("user", "\"content\":\"p\"") "," M("assistant", "\"content\":\"b\"")
+      "," M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"c\"") "]}",
+      US("q") "[a<|im_end|>\n]" US("p") "[b<|im_end|>\n]" US("q") "[c<|im_end|>\n]<|im_start|>assistant\n" },
     { says, "{\"messages\":[" M("user", "\"content\":\"q\"") "," M("assistant", "\"content\":\"a\"") "," M("user", "\"content\":\"p\"") "," M("assistant", "\"content\":\"b\"") "]}",
       US("q") "[a]<|im_end|>\n" US("p") "[b]<|im_end|>\n" },
 };

@@ -112,9 +112,19 @@ static struct value head_of(struct work *w, size_t n)
     return v;
 }
 
+/* A generation prompt that nobody asked for belongs to no turn. */
+static void cut_appended(const struct work *w, struct buf *text)
+{
+    size_t n;
+    const char *appended = template_appends(w->e->tmpl, &n);
+    if (n && text->n >= n && memcmp(text->p + text->n - n, appended, n) == 0) text->n -= n;
+}
+
 static int render(struct work *w, struct value messages, bool prompt, struct rendered *out, struct error *err)
 {
-    return template_render(w->e->tmpl, messages, w->tools, prompt, v_undefined(), out, err);
+    int rc = template_render(w->e->tmpl, messages, w->tools, prompt, v_undefined(), out, err);
+    if (rc == OK && !prompt) cut_appended(w, &out->text);
+    return rc;
 }
 
 /* Bytes are compared, characters are meant: an end inside a character moves to its start. */
@@ -360,13 +370,14 @@ static int encode_conversation(const struct encoder *e, const struct sample *s, 
     struct work w = { .e = e, .messages = s->messages, .tools = s->tools };
     struct places p = { .e = e };
     size_t n = s->messages.l->n, last_user = 0, before = 0;
-    int rc = render(&w, s->messages, false, &w.whole, err);
+    int rc = template_render(e->tmpl, s->messages, s->tools, false, v_undefined(), &w.whole, err);
     if (rc == OK) rc = tokenizer_encode(e->tok, w.whole.text.p, w.whole.text.n, false, &out->ids, err);
     if (rc == OK && out->ids.n > INT32_MAX) rc = error_set(err, E_LIMIT, "conversation of %lld tokens", (long long)out->ids.n);
     if (rc != OK) goto out;
     p.text = w.whole.text.p;
     p.len = w.whole.text.n;
     p.ids = &out->ids;
+    cut_appended(&w, &w.whole.text);
     if (e->loss_scale == LOSS_ALL) { add_span(out, 0, out->ids.n, 1.0f); goto out; }
     for (size_t i = 0; i < n; i++)
         if (value_is_str(value_get(s->messages.l->v[i], "role"), "user")) last_user = i;

@@ -23,6 +23,8 @@ struct chat_template {
     bool no_tools;                      /* built-in ones know nothing of tools */
     const char *name;
     uint64_t hash;
+    char *appended;                     /* the generation prompt, where the template writes it unasked */
+    size_t n_appended;
 };
 
 static const struct { const char *name, *mark, *source; } built_in[] = {
@@ -108,6 +110,30 @@ static int compile_config(struct chat_template *t, struct value v, const char *p
     return rc;
 }
 
+/* Does add_generation_prompt make no difference to a finished conversation? Then what is rendered of no messages at all is what is appended. */
+static void probe(struct chat_template *t)
+{
+    struct pool pool = { 0 };
+    struct value talk = v_list(&pool), none = v_list(&pool);
+    struct rendered asked = { 0 }, not_asked = { 0 }, bare = { 0 };
+    for (int i = 0; i < 2; i++) {
+        struct value m = v_dict(&pool);
+        dict_set(&pool, m.d, v_cstr("role"), v_cstr(i ? "assistant" : "user"));
+        dict_set(&pool, m.d, v_cstr("content"), v_cstr(i ? "answer" : "question"));
+        list_add(&pool, talk.l, m);
+    }
+    if (template_render(t, talk, v_undefined(), true, v_undefined(), &asked, NULL) == OK && template_render(t, talk, v_undefined(), false, v_undefined(), &not_asked, NULL) == OK
+        && template_render(t, none, v_undefined(), false, v_undefined(), &bare, NULL) == OK && strcmp(asked.text.p, not_asked.text.p) == 0
+        && bare.text.n > 0 && bare.text.n < asked.text.n && strcmp(asked.text.p + asked.text.n - bare.text.n, bare.text.p) == 0) {
+        t->appended = xstrndup(bare.text.p, bare.text.n);
+        t->n_appended = bare.text.n;
+    }
+    rendered_release(&asked);
+    rendered_release(&not_asked);
+    rendered_release(&bare);
+    pool_release(&pool);
+}
+
 static struct chat_template *fresh(void)
 {
     struct chat_template *t = xcalloc(1, sizeof *t);
@@ -123,6 +149,7 @@ int template_open_file(struct chat_template **out, const char *path, struct erro
     int rc = compile_file(t, path, err);
     *out = rc == OK ? t : NULL;
     if (rc != OK) template_free(t);
+    else probe(t);
     return rc;
 }
 
@@ -162,6 +189,7 @@ out:
     if (rc != OK) { template_free(t); return rc; }
     for (size_t i = 0; i < t->special.d->n; i++)
         for (size_t k = 0; k < t->special.d->v[i].s.n; k++) t->hash = (t->hash ^ (unsigned char)t->special.d->v[i].s.p[k]) * 1099511628211u;
+    probe(t);
     *out = t;
     return OK;
 }
@@ -171,6 +199,7 @@ void template_free(struct chat_template *t)
     if (t == NULL) return;
     jinja_free(t->plain);
     jinja_free(t->tools);
+    free(t->appended);
     pool_release(&t->pool);
     free(t);
 }
@@ -196,5 +225,6 @@ int template_render(const struct chat_template *t, struct value messages, struct
 }
 
 uint64_t template_hash(const struct chat_template *t) { return t->hash; }
+const char *template_appends(const struct chat_template *t, size_t *n) { *n = t->n_appended; return t->appended; }
 const char *template_built_in(const struct chat_template *t) { return t->no_tools ? t->name : NULL; }
 bool template_marks_generation(const struct chat_template *t) { return jinja_marks_generation(t->plain); }

@@ -25,6 +25,8 @@ void template_free(struct chat_template *t);
 int template_render(const struct chat_template *t, struct value messages, struct value tools, bool add_generation_prompt,
                     struct value context, struct rendered *out, struct error *err);
 uint64_t template_hash(const struct chat_template *t);          /* of the source: part of the cache key */
+/* Some templates (Llama-3's first one) end every text with the generation prompt, asked or not: what they append. *n 0: this one does not. */
+const char *template_appends(const struct chat_template *t, size_t *n);
 const char *template_built_in(const struct chat_template *t);   /* its name, or NULL if the model brings the template */
 bool template_marks_generation(const struct chat_template *t);
 
