@@ -211,10 +211,9 @@ static int read_bytes(const struct data_file *f, const struct record *r, int64_t
 static int csv_fields(const char *text, size_t len, struct pool *pool, struct list *out, struct error *err)
 {
     const char *p = text, *end = text + len;
+    char *field = pool_alloc(pool, len + 2);                    /* all fields, each with a NUL where its comma was */
     if (end > p && end[-1] == '\r') end--;
-    for (;;) {
-        char *field = pool_alloc(pool, (size_t)(end - p) + 1);
-        size_t n = 0;
+    for (size_t n = 0;; field += n + 1, n = 0) {
         if (p < end && *p == '"') {
             for (p++; p < end; p++) {
                 if (*p != '"') { field[n++] = *p; continue; }
@@ -254,7 +253,7 @@ static int csv_record(const struct data_file *f, const char *text, size_t len, s
         return error_set(err, E_INVALID, "%zu fields, the header has %d", fields.l->n, f->n_header);
     *out = v_dict(pool);
     for (int i = 0; i < f->n_header; i++)                       /* an empty field is an absent one */
-        if (fields.l->v[i].s.n > 0) dict_set(pool, out->d, v_cstr(f->header[i]), fields.l->v[i]);
+        if (fields.l->v[i].s.n > 0) dict_push(pool, out->d, v_cstr(f->header[i]), fields.l->v[i]);
     return OK;
 }
 

@@ -105,6 +105,7 @@ static void assign_target(struct vm *vm, const struct node *target, struct value
         struct value ns = lookup(vm, target->a->name);
         if (ns.type != V_OTHER || ns.tag != O_NAMESPACE) vm_fail(vm, "cannot assign attribute on non-namespace object");
         if (target->name[0] == '_') vm_fail(vm, "Chat templates cannot store underscore-prefixed attributes on a namespace");
+        vm_step(vm, (int64_t)(((struct dict *)ns.o)->n / 8));
         dict_set(&vm->pool, ns.o, v_cstr(target->name), v);
         return;
     }
@@ -138,7 +139,7 @@ static struct args arguments(struct vm *vm, const struct node *n)
             if (v.type != V_DICT) vm_fail(vm, "argument after ** must be a mapping, not %s", py_type(v));
             for (size_t k = 0; k < v.d->n; k++) {
                 if (v.d->k[k].type != V_STR) vm_fail(vm, "keywords must be strings");
-                vm_step(vm, 1);
+                vm_step(vm, (int64_t)(a.named->n / 8 + 1));
                 dict_set(&vm->pool, a.named, v.d->k[k], v.d->v[k]);
             }
             break;
@@ -296,6 +297,7 @@ static struct value eval_inner(struct vm *vm, const struct node *n)
         for (int i = 0; i + 1 < n->n; i += 2) {
             v = eval(vm, n->list[i]);
             if (v.type == V_LIST || v.type == V_DICT) vm_fail(vm, "unhashable type: '%s'", py_type(v));
+            vm_step(vm, (int64_t)(out.d->n / 8));
             dict_set(&vm->pool, out.d, v, eval(vm, n->list[i + 1]));
         }
         return out;

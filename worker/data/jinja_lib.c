@@ -763,7 +763,7 @@ static struct value dict_from(struct vm *vm, const struct args *a, bool guarded)
 {
     struct value out = v_dict(&vm->pool), from = arg_of(a, 0, NULL);
     if (from.type == V_DICT)
-        for (size_t i = 0; i < from.d->n; i++) { vm_step(vm, 1); dict_set(&vm->pool, out.d, from.d->k[i], from.d->v[i]); }
+        for (size_t i = 0; i < from.d->n; i++) { vm_step(vm, 1); dict_push(&vm->pool, out.d, from.d->k[i], from.d->v[i]); }
     else if (from.type == V_OTHER && from.tag == O_NAMESPACE) vm_fail(vm, "a namespace is no mapping");
     else if (a->plain->n) {
         struct list *l = py_iter(vm, from);
@@ -773,7 +773,10 @@ static struct value dict_from(struct vm *vm, const struct args *a, bool guarded)
             dict_set(&vm->pool, out.d, l->v[i].l->v[0], l->v[i].l->v[1]);
         }
     }
-    for (size_t i = 0; i < a->named->n; i++) dict_set(&vm->pool, out.d, a->named->k[i], a->named->v[i]);
+    for (size_t i = 0; i < a->named->n; i++) {
+        vm_step(vm, (int64_t)(out.d->n / 8 + 1));
+        dict_set(&vm->pool, out.d, a->named->k[i], a->named->v[i]);
+    }
     for (size_t i = 0; guarded && i < out.d->n; i++)
         if (out.d->k[i].type == V_STR && out.d->k[i].s.n && out.d->k[i].s.p[0] == '_') vm_fail(vm, "Chat templates cannot store underscore-prefixed attributes on a namespace");
     return out;

@@ -455,6 +455,7 @@ struct value py_attr(struct vm *vm, struct value v, const char *name)
     case V_DICT: {
         method = dict_method(name);
         struct value *found = method ? NULL : dict_find(v.d, name);
+        vm_step(vm, (int64_t)(v.d->n / 32));
         if (found) return *found;
         break;
     }

@@ -26,6 +26,7 @@ static const char *const media_parts[] = { "image", "image_url", "input_image", 
 /* ms-swift's other names for the two columns, tried in this order. */
 static const char *const query_names[] = { "query", "prompt", "instruction", "question", "problem", "input" };
 static const char *const response_names[] = { "response", "answer", "output", "target", "targets", "answers", "solution", "completion", "content", "text" };
+#define MEMBERS_MAX 256         /* of one message or tool call: they are looked up one after another */
 #define COUNT(a) (sizeof (a) / sizeof (a)[0])
 
 static bool given(struct value v) { return v.type != V_UNDEFINED && v.type != V_NONE; }
@@ -86,6 +87,7 @@ static int add_calls(struct pool *pool, struct list *calls, struct value v, int 
         return OK;
     }
     if (v.type != V_DICT) return error_set(err, E_INVALID, "tool call: expected an object with name and arguments, found %s", value_kind(v));
+    if (v.d->n > MEMBERS_MAX) return error_set(err, E_LIMIT, "tool call has %zu members, at most %d are taken", v.d->n, MEMBERS_MAX);
     struct value f = value_get(v, "function");
     bool wrapped = f.type == V_DICT;
     if (!wrapped) f = v;
@@ -143,6 +145,7 @@ static int add_parts(struct pool *pool, struct value m, struct value parts, stru
 static int one_message(struct pool *pool, struct list *out, struct value in, struct error *err)
 {
     if (in.type != V_DICT) return error_set(err, E_INVALID, "expected an object, found %s", value_kind(in));
+    if (in.d->n > MEMBERS_MAX) return error_set(err, E_LIMIT, "%zu members, a message may have %d", in.d->n, MEMBERS_MAX);
     struct value role = value_get(in, "role"), content = value_get(in, "content"), calls = v_undefined();
     if (!given(role)) role = value_get(in, "from");
     if (content.type == V_UNDEFINED) content = value_get(in, "value");

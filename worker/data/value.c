@@ -84,10 +84,8 @@ static bool key_equal(struct value a, struct value b)
     }
 }
 
-void dict_set(struct pool *p, struct dict *d, struct value key, struct value v)
+void dict_push(struct pool *p, struct dict *d, struct value key, struct value v)
 {
-    for (size_t i = 0; i < d->n; i++)
-        if (key_equal(d->k[i], key)) { d->v[i] = v; return; }
     if (d->n == d->cap) {
         size_t cap = d->cap ? d->cap * 2 : 4;
         d->k = grown(p, d->k, d->n, cap);
@@ -96,6 +94,13 @@ void dict_set(struct pool *p, struct dict *d, struct value key, struct value v)
     }
     d->k[d->n] = key;
     d->v[d->n++] = v;
+}
+
+void dict_set(struct pool *p, struct dict *d, struct value key, struct value v)
+{
+    for (size_t i = 0; i < d->n; i++)
+        if (key_equal(d->k[i], key)) { d->v[i] = v; return; }
+    dict_push(p, d, key, v);
 }
 
 struct value *dict_find(const struct dict *d, const char *key)
@@ -223,15 +228,7 @@ static struct value read_value(struct reader *r)
             skip_space(r);
             r->p++;                                             /* ':' */
             struct value v = read_value(r);
-            struct dict *d = out.d;                             /* keys are known to differ: no search */
-            if (d->n == d->cap) {
-                size_t cap = d->cap ? d->cap * 2 : 4;
-                d->k = grown(r->pool, d->k, d->n, cap);
-                d->v = grown(r->pool, d->v, d->n, cap);
-                d->cap = cap;
-            }
-            d->k[d->n] = key;
-            d->v[d->n++] = v;
+            dict_push(r->pool, out.d, key, v);
         }
         r->p++;
         return out;

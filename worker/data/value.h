@@ -51,6 +51,7 @@ struct value v_list(struct pool *p);
 struct value v_dict(struct pool *p);
 void list_add(struct pool *p, struct list *l, struct value v);
 void dict_set(struct pool *p, struct dict *d, struct value key, struct value v);    /* replaces in place */
+void dict_push(struct pool *p, struct dict *d, struct value key, struct value v);   /* the key is known to be new: no search */
 struct value *dict_find(const struct dict *d, const char *key);                     /* NULL if absent */
 /* Member of a dict; v_undefined() if v is no dict or has none. */
 struct value value_get(struct value v, const char *key);
