@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define FEW_TURNS 2             /* so many are looked for one by one; more, all at once */
+#define MANY_TURNS 1000         /* more cannot be looked for one by one: every one takes renderings of the whole */
 #define MARK "\xEE\x80\x80ringmaster\xEE\x80\x81"       /* private-use characters: no text starts or ends with them by chance */
 
 void encoded_release(struct encoded *e)
@@ -389,6 +390,10 @@ static int encode_conversation(const struct encoder *e, const struct sample *s, 
         for (size_t i = 0, k = 0; i < n; i++)
             if (value_is_str(value_get(s->messages.l->v[i], "role"), "assistant")) found[k++].message = i;
         if (!find_all(&w, found, turns)) found = NULL;
+        if (!found && turns > MANY_TURNS) {
+            rc = error_set(err, E_LIMIT, "conversation of %zu assistant turns, which this chat template renders so that they cannot be told apart at once; at most %d then", turns, MANY_TURNS);
+            goto out;
+        }
     }
     bool marks = template_marks_generation(e->tmpl) && w.whole.n_generated == turns;       /* the template says it itself */
     for (size_t i = 0; i < n && rc == OK; i++) {
