@@ -8,7 +8,7 @@ typedef void handler(struct daemon *d, struct request *q);
 /* api_jobs.c */
 handler jobs_list, job_show, job_patch, job_delete, job_cancel, job_kill, job_pause, job_resume_post, job_requeue, job_checkpoint_now;
 /* api_submit.c */
-handler jobs_create, jobs_validate, job_clone, arrays_create, array_show, array_cancel, import_post;
+handler jobs_create, jobs_validate, jobs_preview, job_clone, arrays_create, array_show, array_cancel, import_post;
 /* api_run.c: what a run left or shows */
 handler job_attempts, job_ranks, job_logs, job_metrics, job_metric_names, job_checkpoints, job_artifacts, job_artifact, job_events, all_events, job_events_list, compare;
 /* api_admin.c */

@@ -212,7 +212,7 @@ void arrays_create(struct daemon *d, struct request *q)
         cJSON *o = spec_json(&a->m[i].spec);
         char *text = json_line(o);
         cJSON_Delete(o);
-        int rc = plan_run(d, text, planned, &a->m[i], &err);
+        int rc = planner_ask(d, ASK_PLAN, text, planned, &a->m[i], &err);
         free(text);
         if (rc == OK) continue;
         a->n_planned += n - i - 1;              /* the rest is never started */

@@ -161,7 +161,7 @@ static void submit(struct daemon *d, struct request *q, const char *text, size_t
     cJSON *json = spec_json(&c->spec);
     char *normal = json_line(json);
     cJSON_Delete(json);
-    int rc = plan_run(d, normal, planned, c, &err);
+    int rc = planner_ask(d, ASK_PLAN, normal, planned, c, &err);
     free(normal);
     if (rc != OK) { reply_error(q, &err); release(c); return; }
     c->waiter = xcalloc(1, sizeof(void *));
@@ -178,6 +178,31 @@ void jobs_create(struct daemon *d, struct request *q)
 }
 
 void jobs_validate(struct daemon *d, struct request *q) { submit(d, q, q->body ? q->body : "", q->body_len, true, 0); }
+
+static void previewed(void *arg, int rc, const char *answer, const struct problems *p, const struct error *err)
+{
+    struct request *q = arg;
+    if (rc == OK) reply_text(q, 200, "application/json", xstrdup(answer), strlen(answer));
+    else if (p->n > 0) reply_problem(q, 422, "invalid", p, "the data cannot be shown: %s", p->v[0].message);
+    else reply_error(q, err);
+}
+
+void jobs_preview(struct daemon *d, struct request *q)
+{
+    struct problems p = { 0 };
+    struct error err;
+    struct spec s = { 0 };
+    if (spec_parse(&s, q->body ? q->body : "", q->body_len, &p) == OK) submit_check(d, &s, &p);
+    if (p.n > 0) { refuse(q, &p); spec_release(&s); return; }
+    cJSON *json = spec_json(&s);
+    char *normal = json_line(json);
+    cJSON_Delete(json);
+    spec_release(&s);
+    int rc = planner_ask(d, ASK_DATASET, normal, previewed, q, &err);
+    free(normal);
+    if (rc != OK) reply_error(q, &err);
+    else request_hold(q);
+}
 
 static bool take_text(void *arg, struct store_row *r) { *(char **)arg = xstrdup(row_text(r, 0)); return false; }
 

@@ -84,7 +84,7 @@ static cJSON *operation(const struct route *r)
     }
     if (r->body_max > 0) {
         cJSON *body = cJSON_AddObjectToObject(o, "requestBody"), *content = cJSON_AddObjectToObject(body, "content"), *media = cJSON_AddObjectToObject(content, "application/json");
-        bool spec = strcmp(r->pattern, "/v1/jobs") == 0 || strcmp(r->pattern, "/v1/jobs:validate") == 0;
+        bool spec = strcmp(r->pattern, "/v1/jobs") == 0 || strcmp(r->pattern, "/v1/jobs:validate") == 0 || strcmp(r->pattern, "/v1/jobs:preview") == 0;
         cJSON *any = spec ? NULL : typed("object");
         if (any && r->body_max == BODY_EMPTY) json_add_int(any, "maxProperties", 0);
         (void)cJSON_AddItemToObject(media, "schema", spec ? ref("Spec") : any);
@@ -101,6 +101,7 @@ static cJSON *operation(const struct route *r)
     else if (strcmp(kind, "stream") == 0) add_answer(responses, status, "text/event-stream", typed("string"), "events");
     else if (strcmp(kind, "none") == 0) add_answer(responses, status, NULL, NULL, "done");
     else if (strcmp(kind, "Job") == 0) add_answer(responses, status, "application/json", ref("Job"), "the job");
+    else if (strcmp(kind, "Preview") == 0) add_answer(responses, status, "application/json", ref("Preview"), "the data");
     else if (strcmp(kind, "list") == 0 || strcmp(kind, "JobList") == 0) add_answer(responses, status, "application/json", ref("List"), "a list");
     else add_answer(responses, status, "application/json", typed("object"), "an object");
     if (strcmp(r->pattern, "/v1/jobs") == 0 && status == 201) add_answer(responses, 200, "application/json", typed("object"), "dry run: spec, plan and warnings");
@@ -127,7 +128,12 @@ static const char schemas[] =
     "\"name\":{\"type\":\"string\"},\"state\":{\"enum\":[\"queued\",\"starting\",\"running\",\"stopping\",\"succeeded\",\"failed\",\"cancelled\",\"paused\"]},"
     "\"desired\":{\"enum\":[\"run\",\"pause\",\"requeue\",\"cancel\",\"kill\"]},\"reason\":{\"type\":[\"string\",\"null\"]},\"detail\":{\"type\":[\"string\",\"null\"]},"
     "\"version\":{\"type\":\"integer\"},\"attempt\":{\"type\":\"integer\"},\"restarts\":{\"type\":\"integer\"},\"priority\":{\"type\":\"integer\"},\"ranks\":{\"type\":\"integer\"},"
-    "\"step\":{\"type\":\"integer\"},\"max_steps\":{\"type\":\"integer\"}}}}";
+    "\"step\":{\"type\":\"integer\"},\"max_steps\":{\"type\":\"integer\"}}},"
+    "\"Preview\":{\"type\":\"object\",\"required\":[\"documents\",\"rows\",\"tokens\",\"tokens_trained\",\"packing_efficiency\",\"histogram\",\"samples\"],\"properties\":{"
+    "\"documents\":{\"type\":\"integer\"},\"documents_dropped\":{\"type\":\"integer\"},\"dropped_too_long\":{\"type\":\"integer\"},\"dropped_untrained\":{\"type\":\"integer\"},"
+    "\"rows\":{\"type\":\"integer\"},\"val_rows\":{\"type\":\"integer\"},\"tokens\":{\"type\":\"integer\"},\"tokens_trained\":{\"type\":\"integer\"},"
+    "\"longest\":{\"type\":\"integer\"},\"packing_efficiency\":{\"type\":\"number\"},\"histogram\":{\"type\":\"array\",\"items\":{\"type\":\"object\","
+    "\"required\":[\"tokens_up_to\",\"documents\"]}},\"samples\":{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"tokens\",\"trained\",\"parts\"]}}}}}";
 
 cJSON *openapi_document(void)
 {

@@ -1,4 +1,5 @@
-/* planner.c - see planner.h. At most RUNNING processes at a time, QUEUED more wait; each has plan_timeout_ms. */
+/* planner.c - see planner.h. At most RUNNING processes at a time, QUEUED more wait; each has plan_timeout_ms. What differs from question to
+ * question is one row of a table. */
 #include "daemon/planner.h"
 
 #include <fcntl.h>
@@ -13,11 +14,21 @@
 #include "api/file.h"
 #include "daemon/daemon.h"
 
-enum { RUNNING = 2, QUEUED = 256, OUT_MAX = 4 << 20, ERR_MAX = 8192, DEVICES_MS = 5000 };
+enum { RUNNING = 2, QUEUED = 256, OUT_MAX = 4 << 20, ERR_MAX = 8192, DEVICES_MS = 5000, BAD_INPUT = 2 /* exit status of a worker's verb that refuses what it was given */ };
+
+static const struct {
+    const char *name;           /* in messages */
+    const char *verb, *args[4];
+    const char *speaker;        /* how the worker's messages start */
+} questions[] = {
+    [ASK_PLAN] = { "the plan", "--plan", { "--brief" }, "ringmaster-worker: " },
+    [ASK_DATASET] = { "the preview", "--dataset", { "--json", "--rows", "5" }, "ringmaster dataset: " },
+};
 
 struct run {
     struct run *next;
     struct daemon *d;
+    enum question what;
     planner_done *done;
     void *arg;
     char *file;
@@ -35,6 +46,18 @@ struct planner { struct run *running, *waiting; int n_running, n_waiting; int64_
 
 static void start_next(struct daemon *d);
 
+/* What the worker wrote to stderr, fit to be shown: UTF-8, without its own name and the last line's end. */
+static const char *complaint(struct run *r)
+{
+    size_t bad, n = r->n_complaint, skip = strlen(questions[r->what].speaker);
+    char *text = r->complaint;
+    text[n] = '\0';
+    if (!utf8_valid(text, n, &bad)) text[n = bad] = '\0';
+    n = strlen(text);
+    while (n > 0 && text[n - 1] == '\n') text[--n] = '\0';
+    return strncmp(text, questions[r->what].speaker, skip) == 0 ? text + skip : text;
+}
+
 static void finish(struct run *r)
 {
     struct planner *pl = r->d->planner;
@@ -46,8 +69,8 @@ static void finish(struct run *r)
     while (*at && *at != r) at = &(*at)->next;
     if (*at) { *at = r->next; pl->n_running--; }
     (void)unlink(r->file);
-    if (r->late) rc = error_set(&err, E_TIMEOUT, "the plan took longer than plan_timeout_ms=%lld", (long long)r->d->set.plan_timeout_ms);
-    else if (r->too_long) rc = error_set(&err, E_INTERNAL, "the plan is longer than %d bytes", OUT_MAX);
+    if (r->late) rc = error_set(&err, E_TIMEOUT, "%s took longer than plan_timeout_ms=%lld", questions[r->what].name, (long long)r->d->set.plan_timeout_ms);
+    else if (r->too_long) rc = error_set(&err, E_INTERNAL, "%s is longer than %d bytes", questions[r->what].name, OUT_MAX);
     else {
         struct error why;
         rc = json_parse(&json, r->text ? r->text : "", r->len, &json_limits_file, &why);
@@ -59,11 +82,11 @@ static void finish(struct run *r)
                 problems_add(&p, pointer ? pointer : "", code ? code : "invalid", "%s", message ? message : "refused");
             }
             rc = E_INVALID;
-        } else if (rc != OK || r->code != 0 || r->signal != 0) {
-            r->complaint[r->n_complaint] = '\0';
-            size_t bad;
-            if (!utf8_valid(r->complaint, r->n_complaint, &bad)) r->complaint[bad] = '\0';
-            rc = error_set(&err, E_INTERNAL, "ringmaster-worker --plan failed (code %lld, signal %d): %.600s", (long long)r->code, r->signal, r->complaint[0] ? r->complaint : why.text);
+        } else if (r->what != ASK_PLAN && r->code == BAD_INPUT && r->signal == 0 && r->n_complaint > 0)      /* a plan lists its problems instead */
+            rc = error_set(&err, E_INVALID, "%.900s", complaint(r));
+        else if (rc != OK || r->code != 0 || r->signal != 0) {
+            const char *said = complaint(r);
+            rc = error_set(&err, E_INTERNAL, "ringmaster-worker %s failed (code %lld, signal %d): %.600s", questions[r->what].verb, (long long)r->code, r->signal, *said ? said : why.text);
         }
     }
     if (r->done) r->done(r->arg, rc, r->text, &p, &err);
@@ -131,7 +154,8 @@ static void on_late(uv_timer_t *t)
 static void start(struct run *r)
 {
     struct daemon *d = r->d;
-    char *args[] = { d->worker, "--plan", r->file, "--brief", NULL };
+    char *args[8] = { d->worker, (char *)questions[r->what].verb, r->file };
+    for (int i = 0; questions[r->what].args[i]; i++) args[3 + i] = (char *)questions[r->what].args[i];
     uv_pipe_t *pipes[2] = { &r->out, &r->err };
     for (int i = 0; i < 2; i++) { (void)uv_pipe_init(d->loop, pipes[i], 0); pipes[i]->data = r; }
     (void)uv_timer_init(d->loop, &r->timer);
@@ -169,13 +193,14 @@ static void start_next(struct daemon *d)
     }
 }
 
-int plan_run(struct daemon *d, const char *spec, planner_done *done, void *arg, struct error *err)
+int planner_ask(struct daemon *d, enum question what, const char *spec, planner_done *done, void *arg, struct error *err)
 {
     struct planner *pl = d->planner;
     if (d->worker == NULL) return error_set(err, E_UNSUPPORTED, "ringmaster-worker was not found beside ringmasterd; --worker names it");
-    if (pl->n_waiting >= QUEUED) return error_set(err, E_TIMEOUT, "%d plans are waiting already; try again", pl->n_waiting);
+    if (pl->n_waiting >= QUEUED) return error_set(err, E_TIMEOUT, "%d questions to the worker are waiting already; try again", pl->n_waiting);
     struct run *r = xcalloc(1, sizeof *r);
     r->d = d;
+    r->what = what;
     r->done = done;
     r->arg = arg;
     r->file = xasprintf("%s/tmp/plan-%lld-%d.json", d->set.home, (long long)pl->serial++, (int)getpid());

@@ -27,6 +27,7 @@ const struct route routes[] = {
     { "GET",     "/v1/jobs",                             jobs_list,          SCOPE_READ,   0,     "state,name,label,since,sort,limit,cursor,array", "Jobs, newest first", "200 JobList" },
     { "POST",    "/v1/jobs",                             jobs_create,        SCOPE_SUBMIT, SPEC,  "dry_run", "Submit a job", "201 Job" },
     { "POST",    "/v1/jobs:validate",                    jobs_validate,      SCOPE_SUBMIT, SPEC,  "", "Check a spec and plan its memory; nothing is stored", "200 object" },
+    { "POST",    "/v1/jobs:preview",                     jobs_preview,       SCOPE_SUBMIT, SPEC,  "", "The data of a spec as it will be trained: lengths, packing, first documents", "200 Preview" },
     { "POST",    "/v1/arrays",                           arrays_create,      SCOPE_SUBMIT, SPEC,  "", "Jobs over a grid or a random sample of field values", "201 object" },
     { "GET",     "/v1/arrays/{id}",                      array_show,         SCOPE_READ,   0,     "", "An array: its jobs, their values and states", "200 object" },
     { "POST",    "/v1/arrays/{id}/cancel",               array_cancel,       SCOPE_SUBMIT, EMPTY, "", "Cancel all its jobs", "202 object" },

@@ -318,7 +318,7 @@ async function showForm(fromId) {
     const j = await api(`/v1/jobs/${fromId}`);
     for (const [k, v] of Object.entries(j.spec)) if (schema.properties[k] && JSON.stringify(v) !== JSON.stringify(schema.properties[k].default)) spec[k] = v;
   }
-  const raw = el('textarea', { spellcheck: 'false', 'aria-label': 'spec as JSON' }), problems = el('div', { class: 'problems', role: 'alert' }), memory = el('div');
+  const raw = el('textarea', { spellcheck: 'false', 'aria-label': 'spec as JSON' }), problems = el('div', { class: 'problems', role: 'alert' }), memory = el('div'), data = el('div');
   const boxes = {};
   const send = el('button', { class: 'main' }, 'Submit');
 
@@ -390,6 +390,15 @@ async function showForm(fromId) {
     try { const j = await api('/v1/jobs', spec); location.hash = `#/job/${j.id}`; } catch (e) { complain(e); }
     send.disabled = false;
   };
+  const preview = el('button', { onclick: async () => {
+    preview.disabled = true;
+    data.replaceChildren(el('p', { class: 'quiet' }, 'Reading the data…'));
+    try { drawData(data, await api('/v1/jobs:preview', spec)); } catch (e) {
+      const list = e.problems || [];
+      data.replaceChildren(el('div', { class: 'problems', role: 'alert' }, list.length ? list.map(p => `${p.pointer} ${p.message}`).join('; ') : e.message));
+    }
+    preview.disabled = false;
+  } }, 'Preview data');
   const curl = el('button', { onclick: () => navigator.clipboard.writeText(`curl -X POST ${location.origin}/v1/jobs -H "Authorization: Bearer $RINGMASTER_TOKEN" -H 'Content-Type: application/json' -d '${JSON.stringify(spec).replaceAll("'", "'\\''")}'`) }, 'Copy as curl');
   const load = el('input', { type: 'file', accept: '.json', hidden: true, onchange: async () => { raw.value = await load.files[0].text(); raw.onchange(); } });
   const pasted = el('textarea', { placeholder: 'swift sft --model … --dataset …' }), told = el('div');
@@ -400,12 +409,17 @@ async function showForm(fromId) {
       fillAll();
       show();
       check();
-      told.replaceChildren(table(['Flag', 'Status', 'Why'], answer.flags.map(f => el('tr', {}, cell(f.flag, 'name'), el('td', {}, f.status), cell(f.why || '', 'name')))));
+      told.replaceChildren(
+        answer.supported ? '' : el('div', { class: 'notice error' }, 'Some flags cannot be kept; the job below does without them.'),
+        table(['Flag', 'Value', 'Status', 'Field', 'Why'], answer.flags.map(f => el('tr', {}, cell(f.flag, 'name'), cell(f.value ?? '', 'name'), el('td', { class: f.status === 'unsupported' ? 'problems' : '' }, f.status),
+          cell(f.field || '', 'name'), cell(f.why || '', 'name')))),
+        answer.defaults.length ? table(['Default of ms-swift', 'Value', 'Why'], answer.defaults.map(f => el('tr', {}, cell(f.field, 'name'), cell(JSON.stringify(f.value), 'name'), cell(f.why || '', 'name')))) : '');
     } catch (e) { told.textContent = e.message; }
   } }, 'Turn into a job');
   view.replaceChildren(el('h1', {}, fromId ? `New job, from ${fromId}` : 'New job'),
     el('div', { class: 'panel' }, el('div', { class: 'fields' }, ...short), el('details', {}, el('summary', {}, 'All options'), ...more)),
     el('div', { class: 'panel' }, el('h2', {}, 'Memory of each rank'), memory, problems),
+    el('div', { class: 'panel' }, el('div', { class: 'row end' }, el('h2', {}, 'Data'), preview), data),
     el('div', { class: 'row' }, send, curl, el('button', { onclick: () => load.click() }, 'Load a file'), load),
     el('details', { open: !!fromId }, el('summary', {}, 'As JSON'), raw),
     el('details', {}, el('summary', {}, 'Paste an ms-swift command'), pasted, convert, told));
@@ -434,6 +448,26 @@ function drawMemory(box, plan, spec) {
   box.replaceChildren(...bars, el('div', { class: 'legend' }, ...[...used].map(n => { const i = el('i'); i.style.background = CATEGORY_COLORS[n] || '#999'; return el('span', {}, i, n); })),
     el('p', { class: 'quiet' }, [plan.steps ? `${plan.steps} steps` : '', plan.policy ? `backward recomputes: ${plan.policy}` : '', p.why || ''].filter(Boolean).join(' · ')),
     ...(plan.warnings || []).map(w => el('div', { class: 'notice' }, w)));
+}
+
+// What the worker made of the data: counts, lengths, and the first documents with what is trained of them marked.
+function drawData(box, p) {
+  const fact = (value, label) => el('div', {}, el('b', {}, value), el('span', {}, label));
+  const dropped = [p.dropped_too_long ? `${count(p.dropped_too_long)} too long` : '', p.dropped_untrained ? `${count(p.dropped_untrained)} with nothing to train` : ''].filter(Boolean).join(', ');
+  const most = Math.max(1, ...p.histogram.map(b => b.documents));
+  const bars = p.histogram.map(b => {
+    const bar = el('i');
+    bar.style.width = `${100 * b.documents / most}%`;
+    return el('tr', {}, cell(count(b.tokens_up_to)), el('td', { class: 'wide' }, el('div', { class: 'bar' }, bar)), cell(count(b.documents)));
+  });
+  const part = t => (t.skipped_tokens ? el('span', { class: 'quiet' }, ` … ${count(t.skipped_tokens)} tokens … `) : t.trained ? el('mark', {}, t.text) : el('span', {}, t.text));
+  box.replaceChildren(
+    el('div', { class: 'facts' }, fact(count(p.documents), 'documents'), fact(count(p.rows), 'rows'), p.val_rows ? fact(count(p.val_rows), 'rows to evaluate') : null, fact(percent(p.packing_efficiency), 'of the rows filled'),
+      fact(count(p.tokens), 'tokens'), fact(percent(p.tokens ? p.tokens_trained / p.tokens : null), 'of them trained'), fact(count(p.longest), 'tokens in the longest')),
+    dropped ? el('div', { class: 'notice' }, `Left out: ${dropped}`) : '',
+    table(['Tokens up to#', '', 'Documents#'], bars),
+    el('p', { class: 'quiet' }, 'The first documents; what is trained is ', el('mark', {}, 'marked'), '.'),
+    ...p.samples.map((d, i) => el('details', { open: i === 0 }, el('summary', {}, `Document ${i + 1}: ${count(d.tokens)} tokens, ${count(d.trained)} trained`), el('pre', { class: 'log' }, ...d.parts.map(part)))));
 }
 
 // --- which view ---

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The HTTP API as a client meets it: routes, conventions, refusals, safety in browsers. usage: api.py [test_name…]"""
-import json, os, re, socket, stat, subprocess, sys, time
+import json, os, re, shutil, socket, stat, subprocess, sys, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from rig import FAKE, main
+from rig import BUILD, FAKE, Skip, main
 
 
 def problem(r, status, code=None):
@@ -117,6 +117,54 @@ def test_planner_that_hangs_or_fails(new):
     d = new(worker="/bin/false")
     p = problem(d.ask("POST", "/v1/jobs", d.spec()), 500)
     assert "--plan failed" in p["detail"], p
+
+
+def test_preview_of_the_data(new):
+    worker = os.path.join(BUILD, "ringmaster-worker")
+    if not os.path.exists(worker):
+        raise Skip("this build has no ringmaster-worker")
+    d = new(worker=worker)
+    shutil.copytree(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "tiny-qwen2"), os.path.join(d.data, "tiny"))
+    file = os.path.join(d.data, "d.jsonl")
+    with open(file, "w") as f:
+        for i in range(7):
+            f.write(json.dumps({"messages": [{"role": "user", "content": f"question {i}"}, {"role": "assistant", "content": "<b>answer</b> " * (i + 1)}]}) + "\n")
+    spec = d.spec(model="tiny", init="random", dataset=["d.jsonl"], max_length=256, packing=True, tuner_type="full")
+    r = d.ask("POST", "/v1/jobs:preview", spec, timeout=60)
+    assert r.status == 200, r
+    p = r.json
+    assert p["documents"] == 7 and 1 <= p["rows"] < 7 and 0 < p["packing_efficiency"] <= 1 and 0 < p["tokens_trained"] < p["tokens"], p
+    assert sum(b["documents"] for b in p["histogram"]) == 7 and len(p["samples"]) == 5, p
+    for i, s in enumerate(p["samples"]):
+        text = {flag: "".join(part["text"] for part in s["parts"] if part["trained"] is flag) for flag in (True, False)}
+        assert f"question {i}" in text[False] and text[True].count("<b>answer</b>") == i + 1 and "question" not in text[True], s
+        assert sum(part["tokens"] for part in s["parts"] if part["trained"]) == s["trained"] > 0, s
+    schema = d.get("/openapi.json")["components"]["schemas"]["Preview"]
+    assert set(schema["required"]) <= set(p) and set(schema["properties"]) == set(p), p
+    with open(file, "a") as f:
+        f.write("{broken\n")
+    said = problem(d.ask("POST", "/v1/jobs:preview", spec, timeout=60), 422, "invalid")["detail"]
+    assert "d.jsonl" in said and "8" in said and not said.startswith("ringmaster") and not said.endswith("\n"), said
+    problem(d.ask("POST", "/v1/jobs:preview", {**spec, "dataset": ["nothing.jsonl"]}, timeout=60), 422)
+    assert d.get("/v1/jobs")["items"] == [] and not os.listdir(os.path.join(d.home, "tmp")) and not os.path.exists(os.path.join(d.data, "out"))
+
+
+def test_preview_refusals(new):
+    d = new(env={"RM_FAKE_DATASET": "no such thing"})
+    post = lambda body: d.ask("POST", "/v1/jobs:preview", body)
+    assert problem(post(d.spec()), 422, "invalid")["detail"] == "no such thing"
+    os.symlink("/etc", os.path.join(d.data, "link"))
+    assert pointers(post(d.spec(dataset=[d.data, "/etc/passwd"], seed=-1))) == {"/seed"}       # the field table comes first
+    assert pointers(post(d.spec(dataset=[d.data, "/etc/passwd"]))) == {"/dataset/1"}
+    assert pointers(post(d.spec(dataset=[d.data + "/link/passwd"]))) == {"/dataset/0"}
+    problem(post(b"{"), 400)
+    read = d.ask("POST", "/v1/tokens", {"name": "read", "scope": "read"}).json["token"]
+    problem(d.ask("POST", "/v1/jobs:preview", d.spec(), token=read), 403, "scope")
+    d = new(worker=os.path.join(os.path.dirname(os.path.abspath(__file__)), "hang.sh"), plan_timeout_ms=500)
+    assert "the preview took longer" in problem(d.ask("POST", "/v1/jobs:preview", d.spec()), 503)["detail"]
+    assert not os.listdir(os.path.join(d.home, "tmp"))
+    d = new(worker="/bin/false")
+    assert "--dataset failed" in problem(d.ask("POST", "/v1/jobs:preview", d.spec()), 500)["detail"]
 
 
 def test_patch_needs_the_version(new):
