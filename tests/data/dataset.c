@@ -153,6 +153,28 @@ START_TEST(columns_and_system)
     ck_assert_msg(got != NULL, "%s", err.text);
     ck_assert_str_eq(got, "[" S("sys") ", " U("u") ", " A("a") "]|");
     free(got);
+    got = read_all(path, "{\"Q\":\"query\",\"A\":\"alsonope\"}", NULL, &err);
+    ck_assert_ptr_null(got);
+    ck_assert_ptr_nonnull(strstr(err.text, "columns/A: \"alsonope\" is none of our columns"));
+    free(path);
+}
+END_TEST
+
+START_TEST(columns_that_no_record_has)
+{
+    struct error err = { 0 };
+    char *path = file("seen.jsonl", "{\"query\":\"u\",\"response\":\"a\"}\nbroken\n{\"Q\":\"u\",\"response\":\"a\"}\n");
+    struct strlist list = { &path, 1 };
+    struct dataset *d;
+    bool seen[2];
+    cJSON *map = cJSON_Parse("{\"Q\":\"query\",\"A\":\"response\"}");
+    ck_assert_msg(dataset_open(&d, &list, map, NULL, true, 42, &err) == OK, "%s", err.text);
+    ck_assert(dataset_columns_seen(d, 1000, seen));
+    ck_assert(seen[0] && !seen[1]);
+    ck_assert(!dataset_columns_seen(d, 40, seen));             /* the first record alone */
+    ck_assert(!seen[0] && !seen[1]);
+    dataset_close(d);
+    cJSON_Delete(map);
     free(path);
 }
 END_TEST
@@ -217,6 +239,7 @@ int main(void)
     tcase_add_test(t, deep_nesting_is_refused);
     tcase_add_test(t, long_line_is_refused_at_once);
     tcase_add_test(t, columns_and_system);
+    tcase_add_test(t, columns_that_no_record_has);
     tcase_add_test(t, folders_hold_many_files);
     tcase_add_test(t, sampling_takes_whole_copies_then_a_random_part);
     suite_add_tcase(s, t);

@@ -569,7 +569,7 @@ START_TEST(special_tokens_come_from_the_files_beside_it)
     ck_assert_int_eq(tokenizer_eos(t), 14);
     ck_assert_int_eq(tokenizer_pad(t), 14);
     tokenizer_free(t);
-    ck_assert_int_eq(tokenizer_check(folder, &summary, &err), OK);
+    ck_assert_int_eq(tokenizer_check(folder, INT64_MAX, &summary, &err), OK);
     ck_assert_ptr_nonnull(strstr(summary, "</s>"));
     free(summary);
     put(folder, "tokenizer_config.json", "{\"eos_token\":\"gone\"}");

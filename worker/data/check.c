@@ -73,10 +73,10 @@ static int check_template(const char *path, bool folder, char **summary, struct 
     return rc;
 }
 
-static int check_tokenizer(const char *path, char **summary, struct error *err)
+static int check_tokenizer(const char *path, int64_t vocab, char **summary, struct error *err)
 {
     char *part;
-    int rc = tokenizer_check(path, &part, err);
+    int rc = tokenizer_check(path, vocab, &part, err);
     if (rc == OK) add_part(summary, part);
     free(part);
     return rc;
@@ -109,7 +109,8 @@ static int check_dataset(const char *path, char **summary, struct error *err)
     return rc;
 }
 
-static int check_config(const char *dir, char **summary, struct error *err)
+/* *vocab: entries of the model's vocabulary. */
+static int check_config(const char *dir, int64_t *vocab, char **summary, struct error *err)
 {
     struct model_config c;
     struct spec none = { 0 };
@@ -117,6 +118,7 @@ static int check_config(const char *dir, char **summary, struct error *err)
     int rc = model_config_read(&c, dir, &none, err);
     if (rc != OK) return rc;
     char *part = xasprintf("model: %s, %lld layers, width %lld, %lld heads (%lld kv), vocabulary %lld", c.model_type, (long long)c.L, (long long)c.C, (long long)c.H, (long long)c.Hkv, (long long)c.V);
+    *vocab = c.V;
     add_part(summary, part);
     free(part);
     model_config_release(&c);
@@ -148,10 +150,11 @@ static int check_folder(const char *path, char **summary, struct error *err)
 {
     int rc = OK;
     bool any = false;
+    int64_t vocab = INT64_MAX;
     if (there(path, "adapter_config.json") || there(path, "adapter_model.safetensors")) return check_adapter(path, summary, err);
-    if (there(path, "config.json")) { any = true; rc = check_config(path, summary, err); }
+    if (there(path, "config.json")) { any = true; rc = check_config(path, &vocab, summary, err); }
     if (rc == OK && (there(path, "model.safetensors") || there(path, "model.safetensors.index.json"))) { any = true; rc = check_weights(path, "model", summary, err); }
-    if (rc == OK && there(path, "tokenizer.json")) { any = true; rc = check_tokenizer(path, summary, err); }
+    if (rc == OK && there(path, "tokenizer.json")) { any = true; rc = check_tokenizer(path, vocab, summary, err); }
     if (rc == OK && (there(path, "chat_template.jinja") || there(path, "tokenizer_config.json"))) { any = true; rc = check_template(path, true, summary, err); }
     return any || rc != OK ? rc : check_dataset(path, summary, err);
 }
@@ -192,6 +195,7 @@ static int check_path(const char *path, char **summary, struct error *err)
     if (ends_with(name, ".jinja") || ends_with(name, ".j2")) return check_template(path, false, summary, err);
     if (!ends_with(name, ".json")) return check_dataset(path, summary, err);
     char *dir = folder_of(path);
+    int64_t vocab;
     int rc;
     const char *kind = strcmp(name, "config.json") == 0 ? "config" : strcmp(name, "adapter_config.json") == 0 ? "adapter"
         : strcmp(name, "tokenizer.json") == 0 ? "tokenizer" : ends_with(name, ".safetensors.index.json") ? "index" : kind_of_json(path);
@@ -200,8 +204,8 @@ static int check_path(const char *path, char **summary, struct error *err)
         rc = check_weights(dir, stem, summary, err);
         free(stem);
     } else if (strcmp(kind, "index") == 0) rc = error_set(err, E_INVALID, "%s: an index of weights has to be named NAME.safetensors.index.json", path);
-    else if (strcmp(kind, "tokenizer") == 0) rc = check_tokenizer(path, summary, err);
-    else if (strcmp(kind, "config") == 0 && strcmp(name, "config.json") == 0) rc = check_config(dir, summary, err);
+    else if (strcmp(kind, "tokenizer") == 0) rc = check_tokenizer(path, INT64_MAX, summary, err);
+    else if (strcmp(kind, "config") == 0 && strcmp(name, "config.json") == 0) rc = check_config(dir, &vocab, summary, err);
     else if (strcmp(kind, "adapter") == 0 && strcmp(name, "adapter_config.json") == 0) rc = check_adapter(dir, summary, err);
     else rc = check_dataset(path, summary, err);
     free(dir);

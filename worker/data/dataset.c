@@ -273,6 +273,13 @@ static int place(const struct data_file *f, int64_t line, struct error *err)
     return error_prefix(err, "%s:%lld", f->path, (long long)line);
 }
 
+static int parse_record(const struct data_file *f, const char *text, size_t length, struct pool *pool, struct value *record, struct error *err)
+{
+    int rc = f->kind == KIND_CSV ? csv_record(f, text, length, pool, record, err) : value_parse(record, pool, text, length, &record_limits, err);
+    if (rc == OK && record->type != V_DICT) rc = error_set(err, E_INVALID, "expected a record {\"name\": value, …}, found %s", value_kind(*record));
+    return rc;
+}
+
 int dataset_sample(const struct dataset *d, int64_t i, struct pool *pool, struct sample *out, struct error *err)
 {
     const struct record *r = &d->records[d->samples[i]];
@@ -295,10 +302,7 @@ int dataset_sample(const struct dataset *d, int64_t i, struct pool *pool, struct
         }
     } else {
         struct value record;
-        rc = f->kind == KIND_CSV ? csv_record(f, text, (size_t)length, pool, &record, err)
-                                 : value_parse(&record, pool, text, (size_t)length, &record_limits, err);
-        if (rc == OK && record.type != V_DICT)
-            rc = error_set(err, E_INVALID, "expected a record {\"name\": value, …}, found %s", value_kind(record));
+        rc = parse_record(f, text, (size_t)length, pool, &record, err);
         if (rc == OK)
             for (int c = 0; c < d->n_columns; c++)
                 for (size_t k = 0; k < record.d->n; k++)
@@ -312,6 +316,30 @@ int dataset_sample(const struct dataset *d, int64_t i, struct pool *pool, struct
     }
     free(text);
     return rc == OK ? OK : place(f, r->line, err);
+}
+
+bool dataset_columns_seen(const struct dataset *d, int64_t max_bytes, bool *seen)
+{
+    int missing = d->n_columns;
+    for (int c = 0; c < d->n_columns; c++) seen[c] = false;
+    for (int64_t i = 0; i < d->n_samples && missing > 0; i++) {
+        const struct record *r = &d->records[d->samples[i]];
+        const struct data_file *f = &d->files[r->file];
+        struct pool pool = { 0 };
+        struct value record;
+        char *text;
+        if (f->kind == KIND_TEXT) continue;
+        if (r->length > max_bytes) return false;
+        max_bytes -= r->length;
+        if (read_bytes(f, r, r->length, &text, NULL) != OK) continue;
+        if (parse_record(f, text, (size_t)r->length, &pool, &record, NULL) == OK)
+            for (size_t k = 0; k < record.d->n; k++)
+                for (int c = 0; c < d->n_columns; c++)
+                    if (!seen[c] && value_is_str(record.d->k[k], d->columns[c].from)) { seen[c] = true; missing--; }
+        pool_release(&pool);
+        free(text);
+    }
+    return true;
 }
 
 /* --- opening --- */
@@ -474,6 +502,8 @@ int dataset_open(struct dataset **out, const struct strlist *specs, const cJSON 
     d->seed = seed;
     for (const cJSON *c = columns ? columns->child : NULL; c && rc == OK; c = c->next) {
         if (!cJSON_IsString(c)) { rc = error_set(err, E_INVALID, "columns/%s: expected the name of one of our columns, as a string", c->string); break; }
+        rc = record_column(c->valuestring, err);
+        if (rc != OK) { (void)error_prefix(err, "columns/%.100s", c->string); break; }
         d->columns = xrealloc(d->columns, (size_t)(d->n_columns + 1) * sizeof *d->columns);
         d->columns[d->n_columns].from = xstrdup(c->string);
         d->columns[d->n_columns++].to = xstrdup(c->valuestring);

@@ -26,11 +26,16 @@ int dataset_open(struct dataset **d, const struct strlist *specs, const cJSON *c
 int64_t dataset_count(const struct dataset *d);                 /* samples, after #N */
 /* Sample i. Everything it points to lives in pool, or in d. A bad record is E_INVALID "path:line: what". */
 int dataset_sample(const struct dataset *d, int64_t i, struct pool *pool, struct sample *out, struct error *err);
+/* Which of columns' names a record has: seen[c] of the c-th. Reads records in order until all are found or max_bytes are read; whether
+ * the answer is complete. Records that cannot be parsed count as having none. */
+bool dataset_columns_seen(const struct dataset *d, int64_t max_bytes, bool *seen);
 /* Hash of names' contents and of everything above that decides samples: equal hash, equal samples. */
 int dataset_hash(const struct dataset *d, uint64_t hash[2], struct error *err);
 void dataset_close(struct dataset *d);
 
 /* record.c: one parsed record (V_DICT) into a sample, whatever its shape. err says what is wrong, without the place. */
 int record_sample(struct sample *out, struct pool *pool, struct value record, const char *system, struct error *err);
+/* Whether record_sample would look at a column of this name: what "columns" may rename others to. */
+int record_column(const char *name, struct error *err);
 
 #endif

@@ -333,6 +333,7 @@ void loader_info(const struct loader *l, struct loader_info *out)
 {
     const struct corpus *c = &l->train;
     *out = (struct loader_info){ .documents = l->streaming ? l->stream.n : c->n_docs, .documents_dropped = c->dropped_long + c->dropped_untrained,
+                                 .dropped_long = c->dropped_long, .dropped_untrained = c->dropped_untrained,
                                  .rows_per_epoch = l->rows.n_rows, .micro_per_epoch = l->micro_per_epoch, .val_rows = l->val_rows.n_rows,
                                  .pad_id = tokenizer_pad(l->tok), .eos_id = tokenizer_eos(l->tok) };
     for (int64_t i = 0; i < c->n_docs; i++) {

@@ -13,7 +13,8 @@
 struct loader;
 
 struct loader_info {
-    int64_t documents, documents_dropped;       /* of the training split; dropped: too long with truncation delete, or nothing to train */
+    int64_t documents, documents_dropped;       /* of the training split; dropped: the two that follow, together */
+    int64_t dropped_long, dropped_untrained;    /* longer than max_length with truncation delete; with nothing to train (split: pieces) */
     int64_t rows_per_epoch;                     /* packed rows of the whole data set, all data-parallel ranks together */
     int64_t micro_per_epoch;                    /* micro-batches in an epoch of EVERY data-parallel rank: ceil(rows_per_epoch / (dp_size * batch)). Streaming: 2^40, and
                                                  * documents counts samples; rows, tokens, longest are 0: not known */

@@ -26,6 +26,8 @@ static const char *const media_parts[] = { "image", "image_url", "input_image", 
 /* ms-swift's other names for the two columns, tried in this order. */
 static const char *const query_names[] = { "query", "prompt", "instruction", "question", "problem", "input" };
 static const char *const response_names[] = { "response", "answer", "output", "target", "targets", "answers", "solution", "completion", "content", "text" };
+/* What a record may have beside them. */
+static const char *const other_names[] = { "messages", "conversations", "conversation", "history", "system", "system_prompt", "tools" };
 #define MEMBERS_MAX 256         /* of one message or tool call: they are looked up one after another */
 #define COUNT(a) (sizeof (a) / sizeof (a)[0])
 
@@ -354,6 +356,20 @@ static int columns_sample(struct sample *out, struct pool *pool, struct value r,
     list_add(pool, out->messages.l, message(pool, "user", query));
     list_add(pool, out->messages.l, message(pool, "assistant", answer));
     return OK;
+}
+
+static bool one_of(const char *name, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+int record_column(const char *name, struct error *err)
+{
+    if (one_of(name, query_names, COUNT(query_names)) || one_of(name, response_names, COUNT(response_names)) || one_of(name, other_names, COUNT(other_names))) return OK;
+    return error_set(err, E_INVALID, "\"%.100s\" is none of our columns; expected messages, conversations, conversation, query, response, instruction, input, output, history, "
+                     "system, tools or text", name);
 }
 
 int record_sample(struct sample *out, struct pool *pool, struct value r, const char *system, struct error *err)

@@ -130,7 +130,7 @@ int verb_tokenize(int argc, char **argv)
     return rc == E_IO || rc == E_INTERNAL ? 70 : rc == E_NOMEM ? 71 : rc == E_DISK_FULL ? 73 : 2;
 }
 
-int tokenizer_check(const char *path, char **summary, struct error *err)
+int tokenizer_check(const char *path, int64_t vocab, char **summary, struct error *err)
 {
     static const char sample[] = "Ringmaster 1, 23 — naïve café, 你好\n\tit's";
     struct tokenizer *t;
@@ -140,7 +140,8 @@ int tokenizer_check(const char *path, char **summary, struct error *err)
     *summary = NULL;
     int rc = tokenizer_open(&t, path, err);
     if (rc != OK) return rc;
-    rc = tokenizer_encode(t, sample, sizeof sample - 1, true, &ids, err);
+    rc = tokenizer_fits(t, vocab, err);
+    if (rc == OK) rc = tokenizer_encode(t, sample, sizeof sample - 1, true, &ids, err);
     if (rc == OK) rc = tokenizer_decode(t, ids.v, ids.n, true, &text, &len, err);
     if (rc == OK) {
         const char *eos = tokenizer_token(t, tokenizer_eos(t)), *pad = tokenizer_token(t, tokenizer_pad(t));

@@ -548,6 +548,14 @@ int64_t tokenizer_size(const struct tokenizer *t)
     return t->added_n && t->by_id[t->added_n - 1]->id >= n ? t->by_id[t->added_n - 1]->id + 1 : n;
 }
 
+int tokenizer_fits(const struct tokenizer *t, int64_t vocab, struct error *err)
+{
+    int64_t ids = tokenizer_size(t);
+    if (ids <= vocab) return OK;
+    return error_set(err, E_INVALID, "the tokenizer has ids up to %lld, the model's vocab_size is %lld: ids from %lld on have no embedding; give the tokenizer that belongs to the "
+                     "model, or a model whose vocab_size is at least %lld", (long long)(ids - 1), (long long)vocab, (long long)vocab, (long long)ids);
+}
+
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
 int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 int32_t tokenizer_pad(const struct tokenizer *t) { return t->pad; }

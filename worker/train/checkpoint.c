@@ -340,6 +340,9 @@ int checkpoint_save(struct run *r, struct error *err)
 
 static int read_state(const char *dir, cJSON **out, struct error *err)
 {
+    struct stat there;
+    if (stat(dir, &there) < 0) return error_set(err, status_of_errno(errno), "%s: %s", dir, errno == ENOENT ? "no such folder" : strerror(errno));
+    if (!S_ISDIR(there.st_mode)) return error_set(err, E_INVALID, "%s: expected a checkpoint's folder, found a file", dir);
     char *path = xasprintf("%s/trainer_state.json", dir);
     int rc = json_parse_file(out, path, &json_limits_file, err);
     if (rc == E_NOTFOUND) rc = error_set(err, E_INVALID, "%s is no complete checkpoint: it has no trainer_state.json, which is written last", dir);
@@ -402,27 +405,36 @@ int checkpoint_check(const char *dir, const struct spec *spec, struct progress *
 }
 
 /* The data position when the number of data-parallel ranks or the batch has changed: the same rows have been seen. */
-static int translate_position(const struct run *r, const char *dir, const cJSON *own, struct progress *p, struct error *err)
+static int translate_position(const char *dir, const cJSON *own, const struct spec *spec, int now_dp, const struct loader_info *info, struct progress *p, struct error *err)
 {
-    int64_t dp = 0, batch = 0, per_epoch = 0, tokens = 0, now = r->job.mesh.dp * r->spec->per_device_train_batch_size;
+    int64_t dp = 0, batch = 0, per_epoch = 0, tokens = 0, now = now_dp * spec->per_device_train_batch_size;
     if (!json_int(own, "dp", &dp) || !json_int(own, "batch", &batch) || !json_int(own, "per_epoch", &per_epoch) || dp < 1 || batch < 1 || per_epoch < 1 ||
         dp > INT32_MAX || batch > INT32_MAX)
         return error_set(err, E_INVALID, "%s/trainer_state.json: dp, batch and per_epoch are expected to be whole numbers above 0", dir);
-    if (!json_int(own, "epoch_tokens", &tokens) || tokens != r->info.tokens)
-        return error_set(err, E_INVALID, "%s was written on a data set of %lld tokens; the data set has %lld now", dir, (long long)tokens, (long long)r->info.tokens);
+    if (json_int(own, "epoch_tokens", &tokens) && tokens != info->tokens)       /* a state without it says nothing about that */
+        return error_set(err, E_INVALID, "%s was written on a data set of %lld tokens; the data set has %lld now", dir, (long long)tokens, (long long)info->tokens);
     int64_t was = dp * batch;
     if (was == now) {
-        if (per_epoch != r->per_epoch)
+        if (per_epoch != info->micro_per_epoch)
             return error_set(err, E_INVALID, "%s was written when an epoch had %lld micro-batches; the data set gives %lld now", dir, (long long)per_epoch,
-                             (long long)r->per_epoch);
+                             (long long)info->micro_per_epoch);
         return OK;
     }
     int64_t epochs = p->position / per_epoch, rows = p->position % per_epoch * was;
     if (rows % now != 0)
         return error_set(err, E_INVALID, "%s stands %lld rows into an epoch, which %lld rows per micro-step (ranks / sequence-parallel size x batch) do not divide",
                          dir, (long long)rows, (long long)now);
-    p->position = epochs * r->per_epoch + rows / now;
+    p->position = epochs * info->micro_per_epoch + rows / now;
     return OK;
+}
+
+int checkpoint_check_data(const char *dir, const struct spec *spec, int dp, const struct loader_info *info, struct progress *p, struct error *err)
+{
+    cJSON *o = NULL;
+    int rc = read_state(dir, &o, err);
+    if (rc == OK) rc = translate_position(dir, json_get(o, "ringmaster"), spec, dp, info, p, err);
+    cJSON_Delete(o);
+    return rc;
 }
 
 int checkpoint_load(struct run *r, const char *dir, struct error *err)
@@ -434,7 +446,7 @@ int checkpoint_load(struct run *r, const char *dir, struct error *err)
     int rc = read_state(dir, &o, err);
     const cJSON *own = rc == OK ? json_get(o, "ringmaster") : NULL;
     if (rc == OK) rc = check_state(dir, own, r->spec, &p, err);
-    if (rc == OK) rc = translate_position(r, dir, own, &p, err);
+    if (rc == OK) rc = translate_position(dir, own, r->spec, r->job.mesh.dp, &r->info, &p, err);
     (void)snprintf(hex, sizeof hex, "%016" PRIx64, fingerprint(model_params(r->job.model)));
     if (rc == OK && (json_str(own, "parameters") == NULL || strcmp(json_str(own, "parameters"), hex) != 0))
         rc = error_set(err, E_INVALID, "%s trains other parameters than this job (model, tuner, lora_rank, target_modules or modules_to_save differ)", dir);

@@ -18,6 +18,8 @@ int checkpoint_save(struct run *r, struct error *err);
 int checkpoint_load(struct run *r, const char *dir, struct error *err);
 /* What a plan can say about dir without a model: exists, complete, resumable, written by a run with this seed and tuner. */
 int checkpoint_check(const char *dir, const struct spec *spec, struct progress *p, struct error *err);
+/* Once the data is tokenized: whether dir goes on from this data set, its position translated to dp ranks; p as checkpoint_check left it. */
+int checkpoint_check_data(const char *dir, const struct spec *spec, int dp, const struct loader_info *info, struct progress *p, struct error *err);
 /* Removes what a killed run left aside in output_dir. One rank calls it. */
 int checkpoint_sweep(const char *output_dir, struct error *err);
 

@@ -23,7 +23,7 @@ int plan_device(const struct spec *spec, const struct kernel_ops **ops, struct e
     if (strcmp(spec->device, "cpu") == 0) return OK;
     const struct kernel_ops *cuda = kernel_ops_cuda(&why);
     if (cuda) *ops = cuda;
-    else if (strcmp(spec->device, "cuda") == 0) return error_set(err, E_UNSUPPORTED, "device cuda: %s", why.text);
+    else if (strcmp(spec->device, "cuda") == 0) return error_set(err, why.code, "%s", why.text);     /* it names the device itself */
     return OK;
 }
 

@@ -9,6 +9,7 @@
 
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
+#include "worker/data/template.h"
 #include "worker/data/tokenizer.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/plan.h"
@@ -22,21 +23,88 @@ static bool is_folder(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+/* A message that begins with the name of a field is about that field; other: where it belongs if it does not. */
+static void add_problem(struct problems *p, const char *other, const struct error *err)
+{
+    size_t n = strcspn(err->text, " :/[");
+    char *word = xstrndup(err->text, n), *ptr = err->text[n] != '\0' && spec_field(word) ? xasprintf("/%s", word) : xstrdup(other);
+    problems_add(p, ptr, status_name(err->code), "%s", err->text);
+    free(word);
+    free(ptr);
+}
+
 static void check_model(const struct spec *spec, struct model_config *config, bool *have_config, struct problems *p)
 {
     struct error err;
     struct tokenizer *t = NULL;
+    struct chat_template *tmpl = NULL;
     if (!is_folder(spec->model)) {
         problems_add(p, "/model", "not_found", "%s: expected a folder with config.json, tokenizer.json and safetensors", spec->model);
         return;
     }
     *have_config = model_config_read(config, spec->model, spec, &err) == OK;
     if (!*have_config) problems_add(p, "/model", status_name(err.code), "%s", err.text);
-    if (tokenizer_open(&t, spec->model, &err) != OK) problems_add(p, "/model", status_name(err.code), "%s", err.text);
+    if (tokenizer_open(&t, spec->model, &err) != OK || (*have_config && tokenizer_fits(t, config->V, &err) != OK))
+        problems_add(p, "/model", status_name(err.code), "%s", err.text);
+    if (strcmp(spec->template, "none") != 0 && template_open(&tmpl, spec->model, spec->template, t, &err) != OK)
+        problems_add(p, strcmp(spec->template, "auto") == 0 ? "/model" : "/template", status_name(err.code), "%s", err.text);      /* auto: the folder's own */
+    template_free(tmpl);
     tokenizer_free(t);
 }
 
-static void check_dataset(const struct spec *spec, const struct strlist *files, const char *field, struct problems *p)
+static char *column_pointer(const char *name)       /* "/columns/<name>", escaped (RFC 6901) */
+{
+    char *ptr = xmalloc(2 * strlen(name) + 10), *at = stpcpy(ptr, "/columns/");
+    for (; *name; name++) {
+        if (*name == '~' || *name == '/') { *at++ = '~'; *at++ = *name == '~' ? '0' : '1'; }
+        else *at++ = *name;
+    }
+    *at = '\0';
+    return ptr;
+}
+
+/* Every name renamed must be some record's, and become one of ours. Returns whether the second holds: only then can the data be opened with it. */
+static bool check_columns(const struct spec *spec, struct problems *p, cJSON *warnings)
+{
+    int n = 0, before = p->n;
+    for (const cJSON *c = spec->columns ? spec->columns->child : NULL; c; c = c->next, n++) {
+        struct error err;
+        if (record_column(c->valuestring, &err) == OK) continue;
+        char *ptr = column_pointer(c->string);
+        problems_add(p, ptr, "unknown_column", "%s", err.text);
+        free(ptr);
+    }
+    if (p->n != before) return false;
+    if (n == 0) return true;
+    bool *seen = xcalloc((unsigned long)n, 1), *one = xcalloc((unsigned long)n, 1), whole = true;
+    const struct strlist *sets[] = { &spec->dataset, &spec->val_dataset };
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < sets[k]->n; i++) {
+            struct dataset *d = NULL;
+            struct strlist only = { &sets[k]->v[i], 1 };
+            if (dataset_open(&d, &only, spec->columns, spec->system, spec->dataset_shuffle, (uint64_t)spec->seed, NULL) != OK) { whole = false; continue; }
+            if (!dataset_columns_seen(d, TOKENIZE_MAX, one)) whole = false;
+            for (int c = 0; c < n; c++) seen[c] |= one[c];
+            dataset_close(d);
+        }
+    int i = 0;
+    for (const cJSON *c = spec->columns->child; c; c = c->next, i++) {
+        if (seen[i]) continue;
+        char *ptr = column_pointer(c->string);
+        if (whole) problems_add(p, ptr, "unknown_column", "no record of the data set has a column \"%.100s\"", c->string);
+        else {
+            char *text = xasprintf("columns: none of the records read for this plan has a column \"%s\"", c->string);
+            (void)cJSON_AddItemToArray(warnings, cJSON_CreateString(text));
+            free(text);
+        }
+        free(ptr);
+    }
+    free(seen);
+    free(one);
+    return true;
+}
+
+static void check_dataset(const struct spec *spec, const struct strlist *files, const cJSON *columns, const char *field, struct problems *p)
 {
     for (int i = 0; i < files->n; i++) {
         struct error err;
@@ -44,19 +112,19 @@ static void check_dataset(const struct spec *spec, const struct strlist *files, 
         struct strlist one = { &files->v[i], 1 };
         char ptr[64];
         (void)snprintf(ptr, sizeof ptr, "/%s/%d", field, i);
-        if (dataset_open(&d, &one, spec->columns, spec->system, spec->dataset_shuffle, (uint64_t)spec->seed, &err) != OK)
+        if (dataset_open(&d, &one, columns, spec->system, spec->dataset_shuffle, (uint64_t)spec->seed, &err) != OK)
             problems_add(p, ptr, status_name(err.code), "%s", err.text);
         else if (dataset_count(d) == 0) problems_add(p, ptr, "empty", "%s: expected at least one record, found none", files->v[i]);
         dataset_close(d);
     }
 }
 
-/* Whether a folder can be made or written at path: the nearest ancestor that exists must be a folder we may write in. */
+/* Whether a folder can be made or written at path: in the nearest ancestor that exists one can be made, which is removed at once. Permissions alone do not tell: /proc. */
 static void check_writable(const char *path, const char *ptr, struct problems *p)
 {
     char *at = xstrdup(path);
     struct stat st;
-    while (stat(at, &st) < 0 && errno == ENOENT) {
+    while (stat(at, &st) < 0 && errno == ENOENT && lstat(at, &st) < 0) {
         char *slash = strrchr(at, '/');
         if (slash == NULL) (void)strcpy(at, ".");
         else if (slash == at) at[1] = '\0';
@@ -64,7 +132,12 @@ static void check_writable(const char *path, const char *ptr, struct problems *p
     }
     if (stat(at, &st) < 0) problems_add(p, ptr, "io", "%s: %s", at, strerror(errno));
     else if (!S_ISDIR(st.st_mode)) problems_add(p, ptr, "invalid", "%s: expected a folder", at);
-    else if (access(at, W_OK | X_OK) < 0) problems_add(p, ptr, "io", "%s: %s", at, strerror(errno));
+    else {
+        char *probe = xasprintf("%s/.ringmaster-plan-XXXXXX", at);
+        if (mkdtemp(probe) == NULL) problems_add(p, ptr, "io", "%s: no folder can be made in %s: %s", path, at, strerror(errno));
+        else (void)rmdir(probe);
+        free(probe);
+    }
     free(at);
 }
 
@@ -80,7 +153,7 @@ static int64_t bytes_of(const struct strlist *files)
 }
 
 /* Steps and rows need the data tokenized; done for small sets only. Returns steps, 0: unknown yet. */
-static int64_t count_steps(const struct spec *spec, const struct mesh *m, struct loader_info *info, struct problems *p)
+static int64_t count_steps(const struct spec *spec, const struct mesh *m, struct loader_info *info, struct progress *progress, struct problems *p)
 {
     struct loader *l = NULL;
     struct error err;
@@ -88,11 +161,13 @@ static int64_t count_steps(const struct spec *spec, const struct mesh *m, struct
     struct spec look = *spec;
     look.output_dir = NULL;                                     /* looking writes nothing there */
     if (loader_open(&l, &look, 0, m->dp, m->R * m->U, NULL, NULL, &err) != OK) {
-        problems_add(p, "/dataset", status_name(err.code), "%s", err.text);
+        add_problem(p, "/dataset", &err);
         return 0;
     }
     loader_info(l, info);
     int64_t steps = run_steps(&look, info->micro_per_epoch);
+    if (spec->resume_from_checkpoint && checkpoint_check_data(spec->resume_from_checkpoint, spec, m->dp, info, progress, &err) != OK)
+        problems_add(p, "/resume_from_checkpoint", status_name(err.code), "%s", err.text);
     loader_close(l);
     return steps;
 }
@@ -150,10 +225,10 @@ static void print_json(cJSON *o)
     cJSON_Delete(o);
 }
 
-static void print_plan(const struct plan *plan, const struct kernel_ops *ops, int64_t steps, const struct loader_info *info, const struct spec *spec, bool brief)
+static void print_plan(const struct plan *plan, const struct kernel_ops *ops, int64_t steps, const struct loader_info *info, const struct spec *spec, cJSON *warnings, bool brief)
 {
     const struct mesh *m = &plan->ranks[0].mesh;
-    cJSON *o = cJSON_CreateObject(), *parallel = cJSON_CreateObject(), *ranks = cJSON_CreateArray(), *warnings = cJSON_CreateArray();
+    cJSON *o = cJSON_CreateObject(), *parallel = cJSON_CreateObject(), *ranks = cJSON_CreateArray();
     (void)cJSON_AddBoolToObject(o, "ok", true);
     json_add_int(parallel, "dp", m->dp);
     json_add_int(parallel, "ring", m->R);
@@ -166,10 +241,15 @@ static void print_plan(const struct plan *plan, const struct kernel_ops *ops, in
         (void)cJSON_AddItemToArray(warnings, cJSON_CreateString("the data set is large: how many steps it gives is known once it is tokenized"));
     }
     if (info->rows_per_epoch > 0) json_add_int(o, "rows_per_epoch", info->rows_per_epoch);
-    if (info->documents_dropped > 0) {
-        char text[200];
-        (void)snprintf(text, sizeof text, "%" PRId64 " documents are left out: longer than max_length %" PRId64 " with truncation_strategy delete, or nothing in them is trained",
-                       info->documents_dropped, spec->max_length);
+    char text[200];
+    if (info->dropped_long > 0) {
+        (void)snprintf(text, sizeof text, "%" PRId64 " documents are left out: longer than max_length %" PRId64 ", with truncation_strategy %.20s", info->dropped_long,
+                       spec->max_length, spec->truncation_strategy);
+        (void)cJSON_AddItemToArray(warnings, cJSON_CreateString(text));
+    }
+    if (info->dropped_untrained > 0) {
+        (void)snprintf(text, sizeof text, "%" PRId64 " documents%s are left out: nothing in them is trained (max_length %" PRId64 ", truncation_strategy %.20s)", info->dropped_untrained,
+                       strcmp(spec->truncation_strategy, "split") == 0 ? " or pieces of them" : "", spec->max_length, spec->truncation_strategy);
         (void)cJSON_AddItemToArray(warnings, cJSON_CreateString(text));
     }
     json_add_str(o, "device", ops->name);
@@ -190,20 +270,23 @@ int plan_command(const char *spec_path, bool brief)
     struct loader_info info = { 0 };
     struct plan plan = { 0 };
     struct mesh mesh = { 0 };
-    struct progress progress;
+    struct progress progress = { 0 };
     struct error err = { 0 };
     const struct kernel_ops *ops = NULL;
+    cJSON *warnings = cJSON_CreateArray();
     bool have_spec = spec_read(&spec, spec_path, &p) == OK, have_config = false;
     int64_t steps = 0;
     if (have_spec) {
         check_model(&spec, &config, &have_config, &p);
         int before = p.n;
-        check_dataset(&spec, &spec.dataset, "dataset", &p);
-        check_dataset(&spec, &spec.val_dataset, "val_dataset", &p);
+        const cJSON *columns = check_columns(&spec, &p, warnings) ? spec.columns : NULL;
+        check_dataset(&spec, &spec.dataset, columns, "dataset", &p);
+        check_dataset(&spec, &spec.val_dataset, columns, "val_dataset", &p);
         if (spec.eval_steps > 0 && spec.val_dataset.n == 0 && spec.split_dataset_ratio <= 0)
             problems_add(&p, "/eval_steps", "conflict", "eval_steps %lld needs something to evaluate: give val_dataset or split_dataset_ratio", (long long)spec.eval_steps);
         bool data_ok = p.n == before;
         check_writable(spec.output_dir, "/output_dir", &p);
+        if (spec.cached_dataset) check_writable(spec.cached_dataset, "/cached_dataset", &p);
         if (spec.offload_dir) check_writable(spec.offload_dir, "/offload_dir", &p);
         if (spec.debug_dump) check_writable(spec.debug_dump, "/debug_dump", &p);
         if (spec.resume_from_checkpoint && checkpoint_check(spec.resume_from_checkpoint, &spec, &progress, &err) != OK)
@@ -211,15 +294,17 @@ int plan_command(const char *spec_path, bool brief)
         if (plan_device(&spec, &ops, &err) != OK) problems_add(&p, "/device", status_name(err.code), "%s", err.text);
         else if (have_config) {
             if (mesh_choose(&mesh, &spec, config.H, config.Hkv, 0, &err) != OK) problems_add(&p, "/sequence_parallel_size", status_name(err.code), "%s", err.text);
-            else if (plan_make(&plan, &spec, &config, ops, mesh.world, &err) != OK)
-                problems_add(&p, err.code == E_LIMIT ? "/memory_limit_bytes" : "", err.code == E_LIMIT ? "does_not_fit" : status_name(err.code), "%s", err.text);
-            else if (model_check_files(plan.ranks[0].model, &err) != OK) problems_add(&p, spec.adapter ? "" : "/model", status_name(err.code), "%s", err.text);
-            else if (p.n == 0 && data_ok) steps = count_steps(&spec, &mesh, &info, &p);
+            else if (plan_make(&plan, &spec, &config, ops, mesh.world, &err) != OK) {
+                if (err.code == E_LIMIT) problems_add(&p, "/memory_limit_bytes", "does_not_fit", "%s", err.text);
+                else add_problem(&p, "", &err);
+            } else if (model_check_files(plan.ranks[0].model, &err) != OK) add_problem(&p, spec.adapter ? "" : "/model", &err);
+            else if (p.n == 0 && data_ok) steps = count_steps(&spec, &mesh, &info, &progress, &p);
         }
     }
     bool ok = p.n == 0;
-    if (ok) print_plan(&plan, ops, steps, &info, &spec, brief);
+    if (ok) print_plan(&plan, ops, steps, &info, &spec, warnings, brief);
     else {
+        cJSON_Delete(warnings);
         cJSON *o = cJSON_CreateObject();
         (void)cJSON_AddBoolToObject(o, "ok", false);
         (void)cJSON_AddItemToObject(o, "problems", problems_json(&p));
