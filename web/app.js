@@ -410,7 +410,7 @@ async function showForm(fromId) {
       show();
       check();
       told.replaceChildren(
-        answer.supported ? '' : el('div', { class: 'notice error' }, 'Some flags cannot be kept; the job below does without them.'),
+        answer.supported ? '' : el('div', { class: 'notice error' }, 'Some flags cannot be kept; the job goes without them.'),
         table(['Flag', 'Value', 'Status', 'Field', 'Why'], answer.flags.map(f => el('tr', {}, cell(f.flag, 'name'), cell(f.value ?? '', 'name'), el('td', { class: f.status === 'unsupported' ? 'problems' : '' }, f.status),
           cell(f.field || '', 'name'), cell(f.why || '', 'name')))),
         answer.defaults.length ? table(['Default of ms-swift', 'Value', 'Why'], answer.defaults.map(f => el('tr', {}, cell(f.field, 'name'), cell(JSON.stringify(f.value), 'name'), cell(f.why || '', 'name')))) : '');
