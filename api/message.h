@@ -8,7 +8,7 @@
  *   checkpoint  {step, path}                                a complete checkpoint is on disk
  *   event       {level: info|warning|error, code, text}     for people
  *   error       {code, text}                                why this rank is about to leave
- *   done        {step, loss, tokens_per_s, comm_share, sent_bytes, peak_bytes}
+ *   done        {step, loss, tokens_per_s, comm_share, sent_bytes, peak_bytes, detail?}
  *                                                           training finished, everything saved; totals of the run, of this
  *                                                           rank; what is missing the keeper sums from the metrics records.
  *                                                           Not sent by a rank that leaves because it was asked to stop
@@ -33,6 +33,7 @@
  *
  * Command line: `ringmaster-keeper --dir <attempt dir> --spec <spec.json> --job ID --attempt N --nonce HEX [--resume CHECKPOINT]`; the daemon sets
  * RINGMASTER_ATTEMPT=<nonce> in its environment, and everything the keeper starts inherits it: that is how leftovers are found.
+ * The keeper sets RINGMASTER_JOB, the same for all attempts of a job, in the ranks'; absent where a job is never restarted.
  * `spool` holds the very record lines sent to the daemon, in order; a daemon that finds the keeper gone reads the rest there.
  * The keeper leaves once exit.json is on disk and the daemon attached has acknowledged last_seq, at the latest 5 s later.
  * The plan: `ringmaster-worker --plan SPEC.json` prints one JSON object on stdout: exit code 0 and {"ok":true,"steps",

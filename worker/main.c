@@ -20,7 +20,7 @@ static int exit_code(int status)
 {
     switch (status) {
     case OK: return 0;
-    case E_INVALID: case E_UNSUPPORTED: case E_NOTFOUND: case E_LIMIT: return 2;
+    case E_INVALID: case E_UNSUPPORTED: case E_NOTFOUND: case E_LIMIT: case E_CONFLICT: return 2;
     case E_STOPPED: return 3;
     case E_NOMEM: return 71;
     case E_PEER: case E_TIMEOUT: return 72;

@@ -13,7 +13,9 @@ static void print_summary(const struct ending *e)
     (void)printf("%s", e->state);
     if (strcasecmp(e->state, "succeeded") != 0) (void)printf(" (%s)%s%s", e->reason ? e->reason : "?", e->detail && *e->detail ? ": " : "", e->detail ? e->detail : "");
     (void)printf("\n");
-    if (s) {
+    bool idle = s && strcasecmp(e->state, "succeeded") == 0 && e->detail && *e->detail;       /* resumed at its end: there are no figures */
+    if (idle) (void)printf("%s\n", e->detail);
+    else if (s) {
         (void)printf("%.0f steps", json_num(s, "steps", 0));
         if (e->seconds >= 0) (void)printf(" in %s", human_time(a, e->seconds));
         if (json_number(json_get(s, "loss"), &v)) {

@@ -196,7 +196,8 @@ static void take_metrics(struct rank *r, const cJSON *m, int64_t step)
     if (step > k->last_step) k->last_step = step;
     double loss = json_num(m, "loss", 0), tokens = json_num(m, "tokens", 0);
     if (json_get(m, "loss") && !cJSON_IsNull(json_get(m, "loss"))) {
-        if (!k->have_loss) k->first_loss = loss;
+        if (!k->have_first_loss) k->first_loss = loss;
+        k->have_first_loss = true;
         k->loss = loss;
         k->have_loss = true;
     }
@@ -220,6 +221,8 @@ static void take_done(struct rank *r, const cJSON *m)
     if (json_number(json_get(m, "sent_bytes"), &v)) r->sent_bytes = v;
     if (json_number(json_get(m, "peak_bytes"), &v) && v > r->peak_bytes) r->peak_bytes = v;
     if (r->index != 0) return;
+    const char *detail = json_str(m, "detail");
+    if (detail) (void)snprintf(k->done_detail, sizeof k->done_detail, "%s", detail);
     if (json_number(json_get(m, "loss"), &v)) { k->loss = v; k->have_loss = true; }
     if (json_number(json_get(m, "tokens_per_s"), &v)) { k->tokens_per_s = v; k->have_tokens_per_s = true; }
     if (json_number(json_get(m, "comm_share"), &v)) { k->comm_share = v; k->have_comm_share = true; }

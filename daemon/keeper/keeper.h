@@ -87,8 +87,9 @@ struct keeper {
 
     char *checkpoint; int64_t checkpoint_step;  /* newest complete one any rank told of */
     double loss, first_loss, tokens, tokens_s, tokens_per_s, comm_share;
-    bool have_loss, have_tokens_per_s, have_comm_share;
+    bool have_loss, have_first_loss, have_tokens_per_s, have_comm_share;
     int64_t last_step;
+    char done_detail[200];                      /* what rank 0 had to say of its success; mostly "" */
     cJSON *exit_record;
 };
 

@@ -139,6 +139,17 @@ static void release(struct keeper *k)
     free(k->dir);
 }
 
+/* One name for all attempts of a job, by which a restart may write over what an earlier attempt of it saved (worker/train/claim.h): the
+ * folder of the attempts. A job in the foreground is never restarted. */
+static void set_job(const struct keeper *k)
+{
+    char *job = xstrdup(k->dir), *slash = strrchr(job, '/');
+    if (slash) *slash = '\0';
+    if (k->foreground) (void)unsetenv("RINGMASTER_JOB");
+    else (void)setenv("RINGMASTER_JOB", job, 1);
+    free(job);
+}
+
 /* Everything up to the first rank; on failure nothing was started. */
 static int prepare(struct keeper *k, struct error *err)
 {
@@ -155,6 +166,7 @@ static int prepare(struct keeper *k, struct error *err)
     }
     (void)signal(SIGPIPE, SIG_IGN);
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
+    set_job(k);
     (void)setenv("RINGMASTER_ATTEMPT", k->nonce, 0);    /* all that we start inherits it: leftovers can be told */
     if (rc == OK) rc = write_rank_spec(k, err);
     if (rc == OK) rc = record_reserve(k, err);

@@ -58,6 +58,7 @@ static const char *rank_reason(const struct keeper *k, const struct rank *r)
 {
     static const struct { const char *code, *reason; } codes[] = {
         { "disk_full", "disk_full" }, { "invalid", "bad_spec" }, { "unsupported", "bad_spec" }, { "not_found", "bad_spec" }, { "limit", "bad_spec" },
+        { "conflict", "bad_spec" },
         { "out_of_memory", "oom_host" }, { "peer_lost", "peer_lost" }, { "stopped", "stopped" },
     };
     char tail[sizeof r->log.tail + 1];
@@ -116,13 +117,10 @@ static cJSON *summary(const struct keeper *k)
         exposed += r->exposed_s;
     }
     json_add_int(s, "steps", k->last_step);
-    if (k->have_loss) {
-        json_add_num(s, "loss", k->loss);
-        json_add_num(s, "first_loss", k->first_loss);
-    } else {
-        json_add_str(s, "loss", NULL);
-        json_add_str(s, "first_loss", NULL);
-    }
+    if (k->have_loss) json_add_num(s, "loss", k->loss);
+    else json_add_str(s, "loss", NULL);
+    if (k->have_first_loss) json_add_num(s, "first_loss", k->first_loss);
+    else json_add_str(s, "first_loss", NULL);           /* no step was made: the job was resumed at its end */
     json_add_num(s, "tokens_per_s", k->have_tokens_per_s ? k->tokens_per_s : k->tokens_s > 0 ? k->tokens / k->tokens_s : 0);
     json_add_num(s, "comm_share", k->have_comm_share ? k->comm_share : step_s > 0 ? exposed / step_s : 0);
     /* lists, rank by rank */
@@ -158,7 +156,11 @@ cJSON *record_build(struct keeper *k)
         all_done &= r->spawned && r->done && r->code == 0 && r->signal == 0;
         if (b > w || (b > 0 && b == w && r->exit_order < worst->exit_order)) worst = r;
     }
-    if (all_done) { state = "succeeded"; reason = "finished"; }
+    if (all_done) {
+        state = "succeeded";
+        reason = "finished";
+        (void)snprintf(detail, sizeof detail, "%s", k->done_detail);
+    }
     else if (k->verdict[0]) {
         reason = k->verdict;
         (void)snprintf(detail, sizeof detail, "%s", k->verdict_text);

@@ -31,6 +31,7 @@ def main():
                                 nproc_per_node=n, ulysses_size=U, ring_size=R, threads_per_rank=1, gradient_checkpointing=policy, save_only_model=True,
                                 offload_dir=f"{tmp}/off", output_dir=f"{tmp}/out")
                     spec.update(tuner)
+                    shutil.rmtree(f"{tmp}/out", ignore_errors=True)         # a new run wants a folder without checkpoints
                     path = write_spec(f"{tmp}/spec.json", **spec)
                     p = subprocess.run([worker, "--plan", path], capture_output=True, text=True)
                     plan = json.loads(p.stdout)

@@ -152,6 +152,7 @@ static cJSON *state_json(const struct run *r, cJSON *files)
     (void)cJSON_AddItemToObject(o, "log_history", cJSON_CreateArray());     /* logging.jsonl has it */
 
     json_add_int(own, "version", STATE_VERSION);
+    json_add_str(own, "run", r->claim.run);
     json_add_int(own, "step", p->step);
     json_add_int(own, "skipped", p->skipped);
     json_add_int(own, "updates", r->job.opt->t);
@@ -213,25 +214,18 @@ static int copy_tokenizer(const char *model, const char *dir, struct error *err)
 
 /* --- the folder's life --- */
 
-/* tmp becomes dir in one move; what was dir before is removed afterwards. */
-static int publish(const char *tmp, const char *dir, struct error *err)
+/* tmp becomes dir in one move; what was dir before is removed afterwards, if the same run wrote it. */
+static int publish(const struct run *r, const char *tmp, const char *dir, struct error *err)
 {
     int rc = fsync_parent(dir, err);
     if (rc != OK) return rc;
     if (rename(tmp, dir) == 0) return fsync_parent(dir, err);
     if (errno != ENOTEMPTY && errno != EEXIST) return error_set(err, status_of_errno(errno), "rename %s: %s", tmp, strerror(errno));
+    if (!claim_owns(dir, r->claim.run)) return error_set(err, E_CONFLICT, "%s is there and was not written by this run: move it away", dir);
     if (renameat2(AT_FDCWD, tmp, AT_FDCWD, dir, RENAME_EXCHANGE) < 0)
         return error_set(err, status_of_errno(errno), "%s stands in the way of a checkpoint: %s", dir, strerror(errno));
     rc = fsync_parent(dir, err);
     return rc == OK ? remove_tree(tmp, err) : rc;
-}
-
-static int64_t step_of_name(const char *name)
-{
-    char *end;
-    if (strncmp(name, "checkpoint-", 11) != 0 || name[11] < '0' || name[11] > '9') return -1;
-    long long n = strtoll(name + 11, &end, 10);
-    return *end == '\0' ? n : -1;
 }
 
 static int newest_first(const void *a, const void *b)
@@ -240,7 +234,8 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Keeps save_total_limit checkpoints: the last and the best (even if that makes two of one), then the newest others. A folder is renamed aside before it is emptied, so no half of one has the name. */
+/* Keeps save_total_limit checkpoints: the last and the best (even if that makes two of one), then the newest others.
+ * Only whole ones of this run count and go. A folder is renamed aside before it is emptied, so no half of one has the name. */
 static int drop_old(const struct run *r, struct error *err)
 {
     const char *out = r->spec->output_dir;
@@ -249,8 +244,11 @@ static int drop_old(const struct run *r, struct error *err)
     DIR *d = opendir(out);
     if (d == NULL) return error_set(err, status_of_errno(errno), "%s: %s", out, strerror(errno));
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        int64_t step = step_of_name(e->d_name);
-        if (step < 0) continue;
+        int64_t step = claim_step(e->d_name);
+        char *path = xasprintf("%s/%s", out, e->d_name);
+        bool ours = step >= 0 && claim_owns(path, r->claim.run);
+        free(path);
+        if (!ours) continue;
         steps = xrealloc(steps, (unsigned long)(n + 1) * sizeof *steps);
         steps[n++] = step;
     }
@@ -317,7 +315,7 @@ int checkpoint_save(struct run *r, struct error *err)
     if (rc == OK) {
         if (first) {
             rc = write_state(r, tmp, err);
-            if (rc == OK) rc = publish(tmp, dir, err);
+            if (rc == OK) rc = publish(r, tmp, dir, err);
         }
         rc = run_agree(r, rc, err);
     }

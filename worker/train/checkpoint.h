@@ -12,7 +12,7 @@
 #include "worker/train/run.h"
 
 /* Writes the checkpoint of r->progress.step and applies save_total_limit. Collective. A failure leaves nothing half-written
- * and every rank with an error; an existing checkpoint of this step is replaced in one move. */
+ * and every rank with an error; this run's own checkpoint of this step is replaced in one move. */
 int checkpoint_save(struct run *r, struct error *err);
 /* Weights, moments, masters, progress and data position from dir. Collective. */
 int checkpoint_load(struct run *r, const char *dir, struct error *err);
@@ -20,7 +20,7 @@ int checkpoint_load(struct run *r, const char *dir, struct error *err);
 int checkpoint_check(const char *dir, const struct spec *spec, struct progress *p, struct error *err);
 /* Once the data is tokenized: whether dir goes on from this data set, its position translated to dp ranks; p as checkpoint_check left it. */
 int checkpoint_check_data(const char *dir, const struct spec *spec, int dp, const struct loader_info *info, struct progress *p, struct error *err);
-/* Removes what a killed run left aside in output_dir. One rank calls it. */
+/* Removes what a killed run left aside in output_dir. Whoever calls it holds the claim. */
 int checkpoint_sweep(const char *output_dir, struct error *err);
 
 #endif

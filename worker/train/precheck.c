@@ -12,6 +12,7 @@
 #include "worker/data/template.h"
 #include "worker/data/tokenizer.h"
 #include "worker/train/checkpoint.h"
+#include "worker/train/claim.h"
 #include "worker/train/plan.h"
 #include "worker/train/run.h"
 
@@ -287,6 +288,7 @@ int plan_command(const char *spec_path, bool brief)
         bool data_ok = p.n == before;
         check_writable(spec.output_dir, "/output_dir", &p);
         if (spec.cached_dataset) check_writable(spec.cached_dataset, "/cached_dataset", &p);
+        if (claim_check(spec.output_dir, spec.resume_from_checkpoint, &err) != OK) problems_add(&p, "/output_dir", status_name(err.code), "%s", err.text);
         if (spec.offload_dir) check_writable(spec.offload_dir, "/offload_dir", &p);
         if (spec.debug_dump) check_writable(spec.debug_dump, "/debug_dump", &p);
         if (spec.resume_from_checkpoint && checkpoint_check(spec.resume_from_checkpoint, &spec, &progress, &err) != OK)

@@ -83,8 +83,20 @@ static void set_threads(const struct spec *spec, int world)
     kernel_cpu_threads(n > 0 ? n : 1);
 }
 
+/* Before any rank reads data: a job that has no place to write to ends here. */
+static int take_output(struct run *r, const char *resume, struct error *err)
+{
+    const char *out = r->spec->output_dir;
+    int rc = make_dirs(out, err);
+    if (rc == OK) rc = claim_take(&r->claim, out, resume, err);
+    if (rc != OK) return rc;
+    if (r->claim.locked) return checkpoint_sweep(out, err);
+    run_event(r, "warning", "lock", "the file system of %s has no locks: a second job that writes there will not be noticed", out);
+    return OK;
+}
+
 /* Rank 0 decides what all must do alike, the policy and the shared bytes, and tells the others. */
-static int agree_on_plan(struct run *r, int64_t *shared_bytes, struct error *err)
+static int agree_on_plan(struct run *r, const char *resume, int64_t *shared_bytes, struct error *err)
 {
     struct job *j = &r->job;
     char *value = NULL;
@@ -92,6 +104,9 @@ static int agree_on_plan(struct run *r, int64_t *shared_bytes, struct error *err
     if (j->mesh.rank == 0) {
         struct plan plan;
         rc = plan_make(&plan, r->spec, j->config, j->ops, j->mesh.world, err);
+        int claimed = rc == OK ? take_output(r, resume, err) : rc;
+        if (rc == OK && claimed != OK) plan_release(&plan);
+        rc = claimed;
         if (rc == OK) {
             j->policy = plan.policy;
             *shared_bytes = plan.shared_bytes;
@@ -181,7 +196,7 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
     if (rc != OK) return rc;
     if (j->mesh.world != world) return error_set(err, E_INVALID, "--world %d, but the spec asks for %d ranks (nproc_per_node)", world, j->mesh.world);
     int sp = j->mesh.R * j->mesh.U;
-    rc = agree_on_plan(r, &shared_bytes, err);
+    rc = agree_on_plan(r, resume, &shared_bytes, err);
     if (rc == OK) rc = loader_open(&r->loader, r->spec, j->mesh.dp_rank, j->mesh.dp, sp, show_progress, r, err);
     if (rc != OK) return rc;
     loader_info(r->loader, &r->info);
@@ -198,12 +213,7 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
     if (max_T > j->max_T || max_docs > j->max_docs)
         return error_set(err, E_INTERNAL, "the loader's rows may have %" PRId64 " tokens in %" PRId64 " documents, the plan counted on %" PRId64 " in %" PRId64,
                          max_T, max_docs, j->max_T, j->max_docs);
-    if (rank == 0) {
-        rc = make_dirs(r->spec->output_dir, err);
-        if (rc == OK) rc = checkpoint_sweep(r->spec->output_dir, err);
-    }
-    rc = run_agree(r, rc, err);
-    return rc == OK ? load_weights(r, resume, err) : rc;
+    return load_weights(r, resume, err);
 }
 
 /* --- steps --- */
@@ -320,7 +330,7 @@ static int steps(struct run *r, struct error *err)
     return OK;
 }
 
-static void say_done(struct run *r, double seconds, int64_t tokens)
+static void say_done(struct run *r, bool idle, double seconds, int64_t tokens)
 {
     struct comm_count count[COMM_KINDS];
     int64_t sent = 0;
@@ -342,6 +352,12 @@ static void say_done(struct run *r, double seconds, int64_t tokens)
     json_add_int(o, "skipped_steps", r->progress.skipped);
     json_add_str(o, "checkpoint", r->last_checkpoint);
     json_add_str(o, "output_dir", r->spec->output_dir);
+    if (idle) {
+        char text[120];
+        (void)snprintf(text, sizeof text, "nothing left to do: the checkpoint is at step %" PRId64 " of %" PRId64, r->progress.step, r->steps);
+        json_add_str(o, "detail", text);
+        if (!r->quiet) (void)fprintf(stderr, "%s\n", text);
+    }
     link_send(r->link, o);
 }
 
@@ -356,7 +372,7 @@ static void say_error(struct run *r, const struct error *err)
 
 int run_rank(const struct spec *spec, int rank, int world, int link_fd, const char *resume, struct error *err)
 {
-    struct run r = { .spec = spec, .eval_loss = NAN, .quiet = rank != 0 };
+    struct run r = { .spec = spec, .eval_loss = NAN, .quiet = rank != 0, .claim = { .fd = -1 } };
     struct model_config config = { 0 };
     r.progress.best_loss = NAN;
     r.job.spec = spec;
@@ -369,8 +385,9 @@ int run_rank(const struct spec *spec, int rank, int world, int link_fd, const ch
     if (rc == OK) {
         say_ready(&r);
         double from = now_s();
+        bool idle = r.progress.step >= r.steps;
         rc = steps(&r, err);
-        if (rc == OK) say_done(&r, now_s() - from, r.tokens);
+        if (rc == OK) say_done(&r, idle, now_s() - from, r.tokens);
     }
     if (rc != OK) say_error(&r, err);
 
@@ -382,6 +399,7 @@ int run_rank(const struct spec *spec, int rank, int world, int link_fd, const ch
     if (r.job.stream) r.job.ops->stream_free(r.job.stream);
     if (r.loader) loader_close(r.loader);
     model_config_release(&config);
+    claim_release(&r.claim);
     free(r.last_checkpoint);
     link_close(r.link);
     return rc;

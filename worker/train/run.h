@@ -4,6 +4,7 @@
 
 #include "worker/data/loader.h"
 #include "worker/link.h"
+#include "worker/train/claim.h"
 #include "worker/train/job.h"
 #include "worker/train/metrics.h"
 #include "worker/train/schedule.h"
@@ -32,6 +33,7 @@ struct run {
     struct meter meter;
     int64_t steps;              /* of the whole job */
     int64_t per_epoch;          /* micro-batches of an epoch, this data-parallel rank */
+    struct claim claim;         /* on output_dir; rank 0 alone */
     char *last_checkpoint;      /* NULL: none written yet */
     double eval_loss;           /* NaN: not evaluated in this step */
     int64_t tokens;             /* real tokens trained in this process, all ranks */
