@@ -17,6 +17,9 @@ int fsync_parent(const char *path, struct error *err);
 int make_dirs(const char *path, struct error *err);
 /* rm -r beneath path; absent is fine. Never follows a symbolic link. */
 int remove_tree(const char *path, struct error *err);
+/* Descriptors 0, 1 and 2 that the caller closed become /dev/null; first thing in every main(), or the next file, socket or epoll opened gets
+ * the number and is written to as if it were the terminal. */
+void open_standard_fds(void);
 /* Path of a sibling program ("ringmaster-worker"): next to the running one, else <prefix>/libexec/ringmaster, else PATH's.
  * The caller frees; NULL if there is none. */
 char *sibling_program(const char *name);

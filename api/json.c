@@ -333,18 +333,19 @@ void json_add_int(cJSON *object, const char *key, int64_t v)
     else (void)cJSON_AddRawToObject(object, key, text);
 }
 
+void number_text(char text[32], double v)
+{
+    for (int digits = 1; digits <= 17; digits++) {
+        (void)snprintf(text, 32, "%.*g", digits, v);
+        if (strtod(text, NULL) == v) break;
+    }
+}
+
 void json_add_num(cJSON *object, const char *key, double v)
 {
     char text[128];
     if (isfinite(v)) {
-        (void)snprintf(text, sizeof text, "%.17g", v);
-        if (strtod(text, NULL) == v) {      /* the shortest form that reads back the same */
-            for (int digits = 1; digits < 17; digits++) {
-                char shorter[64];
-                (void)snprintf(shorter, sizeof shorter, "%.*g", digits, v);
-                if (strtod(shorter, NULL) == v) { memcpy(text, shorter, sizeof shorter); break; }
-            }
-        }
+        number_text(text, v);
         (void)cJSON_AddRawToObject(object, key, text);
         return;
     }

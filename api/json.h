@@ -39,6 +39,7 @@ bool json_bool(const cJSON *object, const char *key, bool absent);
 bool json_int(const cJSON *object, const char *key, int64_t *out);
 
 void json_add_int(cJSON *object, const char *key, int64_t v);           /* exact; beyond +-2^53 as a string */
+void number_text(char text[32], double v);      /* the shortest %g form that reads back the same */
 void json_add_num(cJSON *object, const char *key, double v);            /* NaN and Inf become null plus "<key>_nonfinite":"nan"|"inf"|"-inf" */
 void json_add_str(cJSON *object, const char *key, const char *v);       /* NULL becomes null */
 /* One line, no newline; numbers exact to 17 digits. The caller frees. */

@@ -142,7 +142,13 @@ static void take(struct spec *s, const struct field *f, const cJSON *v, struct p
         break;
     case FIELD_REAL:
         if (!number) problems_add(p, ptr, "wrong_type", "expected a number, got %s", json_kind(v));
-        else if (d < f->min || d > f->max) problems_add(p, ptr, "out_of_range", "expected %g to %g, got %g", f->min, f->max, d);
+        else if (d < f->min || d > f->max) {
+            char least[32], most[32], got[32];      /* exact: 0.999999999 is not 1 */
+            number_text(least, f->min);
+            number_text(most, f->max);
+            number_text(got, d);
+            problems_add(p, ptr, "out_of_range", "expected %s to %s, got %s", least, most, got);
+        }
         else *(double *)m = d;
         break;
     case FIELD_BOOL:

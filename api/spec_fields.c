@@ -36,7 +36,7 @@ const struct field spec_fields[] = {
     INT (max_length, 16, 1 << 27, "4096", "tokens", "data", "Tokens in one row, over all ranks of the sequence-parallel group.", "cutoff_len"),
     ENUM(truncation_strategy, "delete|left|right|split", "\"delete\"", "data", "What happens to documents longer than max_length.", ""),
     BOOL(packing, "false", "data", "Pack several documents into each row, kept apart by masks.", ""),
-    BOOL(padding_free, "false", "data", "Rows as long as their documents, without padding to max_length.", ""),
+    BOOL(padding_free, "false", "data", "Changes nothing: rows are never padded to max_length. Taken for ms-swift's sake.", ""),
     STR (template, 64, "\"auto\"", "data", "Chat template: auto takes the model folder's own; or chatml, llama3, none.", ""),
     STR (system, 65536, "null", "data", "System message for conversations that bring none.", ""),
     ENUM(loss_scale, "default|last_round|all|ignore_empty_think", "\"default\"", "data", "Which tokens of a conversation are trained.", ""),

@@ -1,4 +1,9 @@
 /* main.c - ringmasterd. */
+#include "api/file.h"
 #include "daemon/coordinator.h"
 
-int main(int argc, char **argv) { return coordinator_main(argc, argv); }
+int main(int argc, char **argv)
+{
+    open_standard_fds();
+    return coordinator_main(argc, argv);
+}

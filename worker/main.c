@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/file.h"
 #include "api/message.h"
 #include "kernels/kernels.h"
 #include "worker/train/plan.h"
@@ -32,7 +33,7 @@ static int exit_code(int status)
 static const struct verb verbs[] = {
     { "--plan", "SPEC.json [--brief]", "checks a spec and prints the memory plan as JSON", verb_plan },
     { "--cluster", "CLUSTER.json SPEC.json [--json]", "what the job would take on 8 to 4,096 GPUs of another place", verb_cluster },
-    { "--devices", "", "prints what ranks can run on, as JSON", verb_devices },
+    { "--devices", "[--json]", "prints what ranks can run on, as JSON", verb_devices },
     { "--merge", "ADAPTER OUTPUT [--base MODEL]", "folds an adapter into its base model", verb_merge },
     { "--sample", "CHECKPOINT --prompt TEXT [--max_new_tokens N] [--temperature T] [--seed N]", "continues a text", verb_sample },
     { "--tokenize", "--model DIR [--no-special] [--decode]", "JSONL of texts or conversations to token ids, or back", verb_tokenize },
@@ -77,8 +78,10 @@ static void add_device(cJSON *list, const struct kernel_ops *ops, int index)
 
 int verb_devices(int argc, char **argv)
 {
-    (void)argv;
-    if (argc != 1) return usage(stderr);
+    if (argc > 2 || (argc == 2 && strcmp(argv[1], "--json") != 0)) {
+        (void)fputs("usage: ringmaster devices [--json]\nJSON either way.\n", stderr);
+        return 2;
+    }
     struct error err;
     cJSON *o = cJSON_CreateObject(), *list = cJSON_CreateArray();
     const struct kernel_ops *cuda = kernel_ops_cuda(&err);
@@ -153,6 +156,7 @@ static void spin_less(char **argv)
 
 int main(int argc, char **argv)
 {
+    open_standard_fds();
     if (argc > 1 && strcmp(argv[1], "--version") == 0) return puts("ringmaster-worker " RM_VERSION) < 0;
     if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) return usage(stdout);
     for (int i = 0; i < VERBS && argc > 1; i++)

@@ -46,7 +46,7 @@ extern const struct verb verbs[];
 extern const int n_verbs;
 
 int cli_main(int argc, char **argv);
-/* "ringmaster VERB: text" on stderr; returns code. */
+/* "ringmaster VERB: text" on stderr, one line, printable; returns code. */
 int cli_complain(const struct cli *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Prints j as one line on stdout and deletes it. */
 void cli_print_json(cJSON *j);
@@ -60,6 +60,12 @@ int cli_spec_json(struct cli *c, cJSON **json);
 cJSON *cli_field_value(const struct field *f, const char *text);
 /* Makes every relative path in a spec absolute. */
 void cli_absolute_paths(cJSON *spec, const char *folder);
+
+/* Text from elsewhere (names, reasons, logs) may hold sequences that a terminal obeys. printable() spells control characters out: \x1b for
+ * C0, DEL and bytes that are no UTF-8, \u009b for C1; body keeps newline and tab. The caller frees. cli_printable does it to every string
+ * and key of j, in place. */
+char *printable(const char *s, size_t n, bool body);
+void cli_printable(cJSON *j);
 
 /* For people: "1.2 GiB", "12,345", "1:02:03"; each returns buf. */
 enum { HUMAN = 32 };

@@ -55,6 +55,49 @@ int terminal_columns(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
+char *printable(const char *s, size_t n, bool body)
+{
+    char *out = xmalloc(4 * n + 1), *o = out;
+    for (size_t i = 0, k; i < n; i += k) {
+        unsigned char c = (unsigned char)s[i];
+        k = c < 0x80 ? 1 : c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+        if (c >= 0x80 && (k > n - i || !utf8_valid(s + i, k, NULL))) {
+            k = 1;
+            o += sprintf(o, "\\x%02x", c);
+        } else if (c == 0xC2 && (unsigned char)s[i + 1] < 0xA0) o += sprintf(o, "\\u%04x", (unsigned char)s[i + 1]);
+        else if ((c < 0x20 && !(body && (c == '\n' || c == '\t'))) || c == 0x7F) o += sprintf(o, "\\x%02x", c);
+        else {
+            memcpy(o, s + i, k);
+            o += k;
+        }
+    }
+    *o = '\0';
+    return out;
+}
+
+void cli_printable(cJSON *j)
+{
+    for (cJSON *v = j; v; v = v->next) {
+        if (cJSON_IsString(v)) {
+            char *text = printable(v->valuestring, strlen(v->valuestring), false);
+            (void)cJSON_SetValuestring(v, text);
+            free(text);
+        }
+        if (v->string && !(v->type & cJSON_StringIsConst)) {
+            char *key = printable(v->string, strlen(v->string), false);
+            size_t n = strlen(key) + 1;
+            if (n != strlen(v->string) + 1) {
+                cJSON_free(v->string);
+                if ((v->string = cJSON_malloc(n)) == NULL) abort();
+                memcpy(v->string, key, n);
+            }
+            free(key);
+        }
+        if (v->child) cli_printable(v->child);
+        if (v == j && v->prev == NULL) break;       /* a root has no siblings of ours */
+    }
+}
+
 void progress_init(struct progress *p)
 {
     const char *term = getenv("TERM");
@@ -69,31 +112,37 @@ static void wipe(struct progress *p)
 
 void progress_show(struct progress *p, bool force, const char *fmt, ...)
 {
-    char line[400];
+    char raw[400];
     double now = monotonic_s();
     if (!force && now - p->last_s < (p->tty ? 0.1 : 1.0)) return;
     p->last_s = now;
     va_list ap;
     va_start(ap, fmt);
-    (void)vsnprintf(line, sizeof line, fmt, ap);
+    (void)vsnprintf(raw, sizeof raw, fmt, ap);
     va_end(ap);
+    char *line = printable(raw, strlen(raw), false);
     if (p->tty) {
         int width = terminal_columns() - 1;
         wipe(p);
         (void)fprintf(stderr, "%.*s", width, line);     /* one line, whatever the width: it must be rewritable */
         p->shown = true;
     } else (void)fprintf(stderr, "%s\n", line);
+    free(line);
     (void)fflush(stderr);
 }
 
 void progress_note(struct progress *p, const char *fmt, ...)
 {
+    char *raw = NULL;
     wipe(p);
     va_list ap;
     va_start(ap, fmt);
-    (void)vfprintf(stderr, fmt, ap);
+    if (vasprintf(&raw, fmt, ap) < 0) abort();
     va_end(ap);
-    (void)fputc('\n', stderr);
+    char *line = printable(raw, strlen(raw), false);
+    (void)fprintf(stderr, "%s\n", line);
+    free(line);
+    free(raw);
 }
 
 void progress_clear(struct progress *p) { wipe(p); }

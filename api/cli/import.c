@@ -37,6 +37,7 @@ int verb_import(struct cli *c)
     (void)printf("%s\n", spec);
     cJSON_free(spec);
     (void)fflush(stdout);
+    cli_printable(r);
     const cJSON *flags = json_get(r, "flags"), *defaults = json_get(r, "defaults"), *problems = json_get(r, "problems");
     for (const cJSON *f = flags->child; f; f = f->next) {
         const char *why = json_str(f, "why"), *field = json_str(f, "field");

@@ -38,7 +38,9 @@ static int created(struct cli *c, struct client *h, cJSON **answer)
     const char *id = json_str(*answer, "id");
     if (id == NULL) return cli_complain(c, CLI_FAILED, "the daemon's answer names no id");
     if (c->wait) {
-        (void)fprintf(stderr, "%s\n", id);
+        char *text = printable(id, strlen(id), false);      /* with --json the answer is as it came */
+        (void)fprintf(stderr, "%s\n", text);
+        free(text);
         return wait_for(c, h, id);
     }
     if (c->json) { cli_print_json(*answer); *answer = NULL; }
@@ -141,7 +143,7 @@ int verb_list(struct cli *c)
             double v;
             const char *created = json_str(j, "created_at"), *n = json_str(j, "name"), *reason = json_str(j, "reason"), *s = json_str(j, "state");
             (void)snprintf(step, sizeof step, "%.0f/%.0f", json_num(j, "step", 0), json_num(j, "max_steps", 0));
-            if (json_number(json_get(json_get(j, "progress"), "loss"), &v)) (void)snprintf(loss, sizeof loss, "%.4f", v);
+            if (json_number(json_get(json_get(j, "progress"), "loss"), &v) || json_number(json_get(j, "loss"), &v) || json_number(json_get(json_get(j, "summary"), "loss"), &v)) (void)snprintf(loss, sizeof loss, "%.4f", v);
             (void)printf("%-8s %-10s %-16s %-20.19s %-10s %s%s%s%s\n", json_str(j, "id") ? json_str(j, "id") : "?", s ? s : "?", step, created ? created : "", loss, n ? n : "",
                          reason && *reason && s && strcasecmp(s, "failed") == 0 ? "  (" : "", reason && *reason && s && strcasecmp(s, "failed") == 0 ? reason : "",
                          reason && *reason && s && strcasecmp(s, "failed") == 0 ? ")" : "");
@@ -271,21 +273,37 @@ int verb_action(struct cli *c)
 
 /* --- logs --- */
 
-/* Progress bars redraw by \r, and a log may hold anything: what goes to a terminal is made harmless, a file gets the bytes. */
-static void put_log(const char *s, size_t n, bool clean)
+/* Progress bars redraw by \r: each state becomes a line. A log may hold anything: control characters are spelled out, also in a pipe, which may end
+ * at a terminal; the bytes themselves are in the job's folder. */
+static void put_log(char *s, size_t n)
 {
-    if (!clean) { (void)fwrite(s, 1, n, stdout); return; }
+    size_t to = 0;
     for (size_t i = 0; i < n; i++) {
-        unsigned char ch = (unsigned char)s[i];
-        if (ch == '\r' && i + 1 < n && s[i + 1] != '\n') (void)putchar('\n');
-        else if (ch >= 0x20 || ch == '\n' || ch == '\t') (void)putchar(ch);
+        if (s[i] == '\r' && (i + 1 == n || s[i + 1] == '\n')) continue;
+        s[to++] = s[i] == '\r' ? '\n' : s[i];
     }
+    char *text = printable(s, to, true);
+    (void)fputs(text, stdout);
+    free(text);
+}
+
+/* How much of a piece can be shown before the next is seen: a character cut in two waits, so does a last \r. All, if there is nothing else. */
+static size_t whole(const char *s, size_t n)
+{
+    size_t keep = n;
+    for (size_t back = 1; back <= 3 && back <= n; back++) {
+        unsigned char c = (unsigned char)s[n - back];
+        if ((c & 0xC0) == 0x80) continue;
+        if ((c == '\r' && back == 1) || (c >= 0xC0 && back < (c >= 0xF0 ? 4u : c >= 0xE0 ? 3u : 2u))) keep = n - back;
+        break;
+    }
+    return keep > 0 ? keep : n;
 }
 
 struct tailing { char *path; long long at; };
 
 /* Prints what the file has grown by; returns an exit code. */
-static int follow_one(struct cli *c, struct client *h, struct tailing *t, bool clean, bool *got)
+static int follow_one(struct cli *c, struct client *h, struct tailing *t, bool *got)
 {
     struct client_reply r;
     struct error err;
@@ -295,8 +313,9 @@ static int follow_one(struct cli *c, struct client *h, struct tailing *t, bool c
     if (client_call(h, "GET", t->path, NULL, range, &r, &err) != OK) { client_reply_release(&r); return CLI_UNREACHABLE; }
     int rc = CLI_OK;
     if (r.status == 206 || (r.status == 200 && t->at == 0)) {
-        put_log(r.body, r.len, clean);
-        t->at += (long long)r.len;
+        size_t n = whole(r.body, r.len);
+        put_log(r.body, n);
+        t->at += (long long)n;
         *got = r.len > 0;
         if (r.status == 200) *got = false;
     } else if (r.status == 416) {
@@ -313,7 +332,7 @@ static int follow_one(struct cli *c, struct client *h, struct tailing *t, bool c
 
 static int follow_logs(struct cli *c, struct client *h, const char *id, const char *rank)
 {
-    bool clean = isatty(STDOUT_FILENO), ended = false;
+    bool ended = false;
     char *job_at = job_path(id, ""), *more = xasprintf("/logs?rank=%s", rank);
     struct tailing t = { job_path(id, more), 0 };
     int rc = CLI_OK;
@@ -326,14 +345,14 @@ static int follow_logs(struct cli *c, struct client *h, const char *id, const ch
             t.at = r.total >= 0 ? r.total : (long long)r.len;
             for (long long lines = 0; from > 0; from--)
                 if (r.body[from - 1] == '\n' && from < r.len && ++lines == want) break;
-            if (want > 0) put_log(r.body + from, r.len - from, clean);
+            if (want > 0) put_log(r.body + from, r.len - from);
         }
         client_reply_release(&r);
     }
     while (rc == CLI_OK || rc == CLI_UNREACHABLE) {
         bool got;
         cJSON *job;
-        rc = follow_one(c, h, &t, clean, &got);
+        rc = follow_one(c, h, &t, &got);
         (void)fflush(stdout);
         if (rc == CLI_OK) lost = monotonic_s();
         else if (rc == CLI_UNREACHABLE && monotonic_s() - lost > 120) { rc = cli_complain(c, CLI_UNREACHABLE, "the daemon does not answer"); break; }
@@ -377,7 +396,7 @@ int verb_logs(struct cli *c)
                 (void)cJSON_AddItemToArray(lines, cJSON_CreateString(p));
             }
             cli_print_json(o);
-        } else put_log(r.body, r.len, isatty(STDOUT_FILENO));
+        } else put_log(r.body, r.len);
         client_reply_release(&r);
         free(path);
         free(more);

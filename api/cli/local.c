@@ -159,6 +159,7 @@ int verb_plan(struct cli *c)
     if (spec_from_json(&s, json, &p) != OK) {
         list = problems_json(&p);
         rc = cli_print_problems(c, where, list);
+        if (json_get(json, "gpus_per_node")) (void)cli_complain(c, rc, "%s describes a cluster, not a job: ringmaster plan SPEC.json --cluster %s", where, where);
     } else {
         normal = spec_json(&s);
         spec_release(&s);
@@ -168,7 +169,10 @@ int verb_plan(struct cli *c)
         else if (rc == CLI_OK && c->json) {
             cli_print_json(plan);
             plan = NULL;
-        } else if (rc == CLI_OK) print_plan(plan);
+        } else if (rc == CLI_OK) {
+            cli_printable(plan);
+            print_plan(plan);
+        }
     }
     problems_release(&p);
     cJSON_Delete(list);

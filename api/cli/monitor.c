@@ -49,14 +49,7 @@ static void end_line(struct screen *s)
     s->line = s->len;
 }
 
-/* A name from outside must not move the cursor. */
-static const char *plain(char buf[80], const char *s)
-{
-    size_t n = 0;
-    for (; s && *s && n < 79; s++) buf[n++] = (unsigned char)*s < 0x20 || *s == 0x7F ? '?' : *s;
-    buf[n] = '\0';
-    return buf;
-}
+static const char *text_or_none(const char *s) { return s ? s : ""; }
 
 static void show(struct screen *s, int *before)
 {
@@ -108,14 +101,14 @@ static const char *utilisation(char buf[16], const cJSON *r)
 
 static void put_job(struct screen *s, const cJSON *job)
 {
-    char name[80], a[HUMAN], b[HUMAN], pc[16], loss[24] = "-";
+    char a[HUMAN], b[HUMAN], pc[16], loss[24] = "-";
     double v, eta = NAN, step = json_num(job, "step", 0), steps = json_num(job, "max_steps", 0);
     const cJSON *p = json_get(job, "progress");
     const char *id = json_str(job, "id"), *state = json_str(job, "state"), *reason = json_str(job, "reason"), *detail = json_str(job, "detail");
     if (number(p, "loss", &v)) (void)snprintf(loss, sizeof loss, "%.4f", v);
     if (number(p, "eta_s", &v)) eta = v;
     else if (number(p, "step_s", &v)) eta = v * (steps - step);
-    put(s, "%s  %s  %s", id ? id : "?", state ? state : "?", plain(name, json_str(job, "name")));
+    put(s, "%s  %s  %s", id ? id : "?", state ? state : "?", text_or_none(json_str(job, "name")));
     if (reason && *reason) put(s, "  (%s)", reason);
     end_line(s);
     if (detail && *detail && strlen(detail) < 400) { put(s, "%s", detail); end_line(s); }
@@ -130,11 +123,11 @@ static void put_ranks(struct screen *s, const cJSON *ranks)
     put(s, "%4s %8s %-10s %8s %11s %11s %6s %7s %9s %9s", "RANK", "PID", "PHASE", "STEP", "MEMORY", "PEAK", "UTIL", "COMM", "WAIT", "STEP TIME");
     end_line(s);
     for (const cJSON *r = items ? items->child : NULL; r; r = r->next) {
-        char m[HUMAN], pk[HUMAN], w[HUMAN], t[HUMAN], u[16], c[16], ph[80];
+        char m[HUMAN], pk[HUMAN], w[HUMAN], t[HUMAN], u[16], c[16];
         const char *phase = json_str(r, "phase");
         double age;
         bool silent = number(r, "heartbeat_age_s", &age) && age > 3;
-        put(s, "%4.0f %8.0f %-10.10s %8.0f %11s %11s %6s %7s %9s %9s%s", json_num(r, "rank", 0), json_num(r, "pid", 0), plain(ph, phase ? phase : json_str(r, "state")),
+        put(s, "%4.0f %8.0f %-10.10s %8.0f %11s %11s %6s %7s %9s %9s%s", json_num(r, "rank", 0), json_num(r, "pid", 0), text_or_none(phase ? phase : json_str(r, "state")),
             json_num(r, "step", 0), json_get(r, "allocated_bytes") ? bytes(m, r, "allocated_bytes") : bytes(m, r, "rss_bytes"), bytes(pk, r, "peak_bytes"), utilisation(u, r),
             percent(c, r, "comm_share", 1), seconds(w, r, "comm_exposed_s"), seconds(t, r, "step_s"), silent ? "  SILENT" : "");
         end_line(s);
@@ -220,7 +213,7 @@ int verb_top(struct cli *c)
             (void)fflush(stdout);
         } else if (rc == CLI_OK) {
             const cJSON *devices = json_get(v[0], "items"), *running = json_get(v[1], "items"), *queue = json_get(v[2], "items");
-            char a[HUMAN], pc[16], name[80], n2[80];
+            char a[HUMAN], pc[16];
             int busy = 0;
             for (const cJSON *d = devices ? devices->child : NULL; d; d = d->next) busy += json_str(d, "job") != NULL;
             put(&s, "%d of %d devices busy, %d jobs running, %d waiting", busy, cJSON_GetArraySize(devices), cJSON_GetArraySize(running), cJSON_GetArraySize(queue));
@@ -228,7 +221,7 @@ int verb_top(struct cli *c)
             put(&s, "%-10s %-6s %-24s %s", "DEVICE", "KIND", "NAME", "JOB");
             end_line(&s);
             for (const cJSON *d = devices ? devices->child : NULL; d; d = d->next) {
-                put(&s, "%-10.10s %-6s %-24.24s %s", json_str(d, "id") ? json_str(d, "id") : "?", json_str(d, "kind") ? json_str(d, "kind") : "?", plain(name, json_str(d, "name")),
+                put(&s, "%-10.10s %-6s %-24.24s %s", json_str(d, "id") ? json_str(d, "id") : "?", json_str(d, "kind") ? json_str(d, "kind") : "?", text_or_none(json_str(d, "name")),
                     json_str(d, "job") ? json_str(d, "job") : "-");
                 end_line(&s);
             }
@@ -239,12 +232,11 @@ int verb_top(struct cli *c)
                 char step[40];
                 (void)snprintf(step, sizeof step, "%.0f/%.0f", json_num(j, "step", 0), json_num(j, "max_steps", 0));
                 put(&s, "%-8s %-9s %-13s %10s %7s %s", json_str(j, "id") ? json_str(j, "id") : "?", json_str(j, "state") ? json_str(j, "state") : "?", step,
-                    human_count(a, json_num(p, "tokens_per_s", NAN)), percent(pc, p, "comm_share", 1), plain(n2, json_str(j, "name")));
+                    human_count(a, json_num(p, "tokens_per_s", NAN)), percent(pc, p, "comm_share", 1), text_or_none(json_str(j, "name")));
                 end_line(&s);
             }
             for (const cJSON *j = queue ? queue->child : NULL; j; j = j->next) {
-                char why[80];
-                put(&s, "%-8s %-9s #%-3.0f %s  %s", json_str(j, "id") ? json_str(j, "id") : "?", "queued", json_num(j, "position", 0), plain(n2, json_str(j, "name")), plain(why, json_str(j, "text")));
+                put(&s, "%-8s %-9s #%-3.0f %s  %s", json_str(j, "id") ? json_str(j, "id") : "?", "queued", json_num(j, "position", 0), text_or_none(json_str(j, "name")), text_or_none(json_str(j, "text")));
                 end_line(&s);
             }
             if (!s.tty && !c->once) end_line(&s);

@@ -64,6 +64,7 @@ int remote_json(struct cli *c, struct client *h, const char *method, const char 
         return quiet ? CLI_UNREACHABLE : cli_complain(c, CLI_UNREACHABLE, "no answer from the daemon: %s", err.text);
     }
     (void)json_parse(&j, r.body, r.len, &json_limits_file, &err);
+    if (!c->json) cli_printable(j);         /* here once, for every verb that prints some of it */
     if (r.status >= 200 && r.status < 300) {
         *out = j;
         rc = j || r.status == 204 ? CLI_OK : cli_complain(c, CLI_FAILED, "the daemon's answer is no JSON: %s", err.text);

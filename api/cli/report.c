@@ -1,5 +1,6 @@
 /* report.c - how a job ended, for people and as one JSON object; the same for `run`, `watch` and `submit --wait`. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -33,8 +34,10 @@ static void print_summary(const struct ending *e)
         }
         if (json_str(s, "output_dir")) (void)printf("output: %s\n", json_str(s, "output_dir"));
     }
-    if (e->job_dir) (void)printf("logs:   %s\n", e->job_dir);
+    char *dir = e->job_dir ? printable(e->job_dir, strlen(e->job_dir), false) : NULL;
+    if (dir) (void)printf("logs:   %s\n", dir);
     else if (e->id) (void)printf("logs:   ringmaster logs %s\n", e->id);
+    free(dir);
 }
 
 int cli_report(struct cli *c, const struct ending *e)

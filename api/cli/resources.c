@@ -24,12 +24,7 @@ static char *text_of(const cJSON *v)
 {
     double d;
     if (v == NULL || cJSON_IsNull(v)) return xstrdup("-");
-    if (cJSON_IsString(v)) {
-        char *s = xstrdup(v->valuestring);
-        for (char *p = s; *p; p++)
-            if ((unsigned char)*p < 0x20 || *p == 0x7F) *p = ' ';
-        return s;
-    }
+    if (cJSON_IsString(v)) return xstrdup(v->valuestring);
     if (json_number(v, &d)) return d == floor(d) && fabs(d) < 1e15 ? xasprintf("%.0f", d) : xasprintf("%.6g", d);
     return json_line(v);
 }
@@ -140,6 +135,35 @@ int verb_artifacts(struct cli *c)
     return rc;
 }
 
+/* A figure without a point may be one the job never reports: then it is a mistake in the command. */
+static int check_names(struct cli *c, struct client *h, const char *job, const cJSON *series)
+{
+    cJSON *known = NULL;
+    int rc = CLI_OK;
+    char *path = path_with("/v1/jobs/{}/metrics/names", job), *list = xstrdup("");
+    for (const cJSON *s = series ? series->child : NULL; s && rc == CLI_OK; s = s->next) {
+        const char *name = json_str(s, "name");
+        if (name == NULL || cJSON_GetArraySize(json_get(s, "points")) > 0) continue;
+        if (known == NULL && (rc = remote_json(c, h, "GET", path, NULL, NULL, false, &known)) != CLI_OK) break;
+        const cJSON *items = json_get(known, "items");
+        bool found = cJSON_GetArraySize(items) == 0;        /* nothing reported yet: nothing is known */
+        list[0] = '\0';
+        for (const cJSON *i = items ? items->child : NULL; i; i = i->next) {
+            const char *one = cJSON_IsString(i) ? i->valuestring : json_str(i, "name");
+            if (one == NULL) continue;
+            char *longer = xasprintf("%s%s%s", list, *list ? ", " : "", one);
+            free(list);
+            list = longer;
+            if (strcmp(one, name) == 0) found = true;
+        }
+        if (!found) rc = cli_complain(c, CLI_USAGE, "job %s reports no figure called %s; it has %s", job, name, list);
+    }
+    cJSON_Delete(known);
+    free(list);
+    free(path);
+    return rc;
+}
+
 /* metrics JOB --names loss,grad_norm: a line per step, tab between the figures. */
 int verb_metrics(struct cli *c)
 {
@@ -148,6 +172,7 @@ int verb_metrics(struct cli *c)
     char *job = client_escape(c->args[0]), *names = client_escape(c->name ? c->name : "loss"), *rank = client_escape(c->rank ? c->rank : "0"), *points = client_escape(c->limit ? c->limit : "1000");
     char *path = xasprintf("/v1/jobs/%s/metrics?names=%s&rank=%s&max_points=%s", job, names, rank, points);
     int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &answer);
+    if (rc == CLI_OK) rc = check_names(c, h, c->args[0], json_get(answer, "series"));
     if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }
     else if (rc == CLI_OK) {
         const cJSON *series = json_get(answer, "series");

@@ -226,8 +226,12 @@ static int report(struct run *r)
             json_add_str(o, "reason", "lost");
             cli_print_json(o);
         }
-        return cli_complain(r->c, CLI_FAILED, "the keeper ended without an exit record; see %s", r->dir);
+        char *log = xasprintf("%s/keeper.log", r->dir);
+        int rc = cli_complain(r->c, CLI_FAILED, "the keeper ended without an exit record; see %s", access(log, F_OK) == 0 ? log : "what it said above");
+        free(log);
+        return rc;
     }
+    if (!r->c->json) cli_printable(r->record);
     const char *state = json_str(r->record, "state");
     struct ending e = { .state = state ? state : "failed", .reason = json_str(r->record, "reason"), .detail = json_str(r->record, "detail"), .job_dir = r->dir,
         .checkpoint = json_str(r->record, "checkpoint"), .summary = json_get(r->record, "summary"), .seconds = monotonic_s() - r->began_s };
@@ -279,6 +283,7 @@ int verb_run(struct cli *c)
     if (rc == CLI_USAGE) (void)cli_print_problems(c, where, json_get(plan, "problems"));
     if (rc != CLI_OK) goto out;
 
+    if (s.after.n > 0) progress_note(&r.progress, "warning: /after is ignored: run starts at once, without the daemon that knows other jobs; use submit to wait for them");
     const cJSON *warnings = json_get(plan, "warnings");
     for (const cJSON *w = warnings ? warnings->child : NULL; w; w = w->next)
         if (cJSON_IsString(w)) progress_note(&r.progress, "warning: %s", w->valuestring);

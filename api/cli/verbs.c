@@ -54,13 +54,20 @@ const struct verb verbs[] = {
       "  ringmaster import swift train.sh          (environment lines, continuations and comments are understood)\n"
       "Exit code 0 if every flag is supported, 1 if not.\n" },
     { "schema", "", "all fields of a job, their defaults and meaning", verb_schema, 0, 0, 0, "--json prints the JSON Schema.\n" },
-    { "tokenize", "…", "tokens of a text (see ringmaster-worker --tokenize)", verb_local, TAKES_ANY, 0, 9999, "" },
-    { "render", "…", "a conversation through a model's chat template", verb_local, TAKES_ANY, 0, 9999, "" },
-    { "check", "…", "check a model folder or checkpoint", verb_local, TAKES_ANY, 0, 9999, "" },
-    { "dataset", "…", "look into a data set as it will be trained", verb_local, TAKES_ANY, 0, 9999, "" },
-    { "merge", "ADAPTER OUTPUT [--base MODEL]", "fold an adapter into its base model", verb_local, TAKES_ANY, 0, 9999, "" },
-    { "sample", "CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N]", "continue a text with a trained model", verb_local, TAKES_ANY, 0, 9999, "" },
-    { "devices", "…", "devices this machine can train on", verb_local, TAKES_ANY, 0, 9999, "" },
+    { "tokenize", "--model DIR [--no-special] [--decode]", "token ids of texts or conversations, or back", verb_local, TAKES_ANY, 0, 9999,
+      "Reads {\"text\": …} or {\"messages\": …} a line on stdin (with --decode {\"ids\": …}) and writes {\"ids\": …}, with \"labels\" for\n"
+      "conversations.\n" },
+    { "render", "--template FILE | --model DIR [--name auto|chatml|llama3]", "conversations through a chat template", verb_local, TAKES_ANY, 0, 9999,
+      "Reads {\"messages\": …, \"tools\": …, \"add_generation_prompt\": …, \"context\": {…}} a line on stdin and writes {\"text\": …}.\n" },
+    { "check", "PATH…", "what each path is, or what is wrong with it and where", verb_local, TAKES_ANY, 0, 9999,
+      "PATH: a model or adapter folder, .safetensors or its index, tokenizer.json, a template (.jinja), or a data set.\n" },
+    { "dataset", "SPEC.json [--json] [--rows N]", "look into a data set as it will be trained", verb_local, TAKES_ANY, 0, 9999,
+      "Lengths, rows and which tokens are trained; --rows N shows the first N rows (default 3).\n" },
+    { "merge", "ADAPTER OUTPUT [--base MODEL]", "fold an adapter into its base model", verb_local, TAKES_ANY, 0, 9999,
+      "OUTPUT becomes a whole model folder. --base: where the base model is, if not where adapter_config.json says.\n" },
+    { "sample", "CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda]", "continue a text with a trained model", verb_local, TAKES_ANY, 0, 9999,
+      "CHECKPOINT: a model folder, or an adapter whose base model is found or given with --base.\n" },
+    { "devices", "[--json]", "devices this machine can train on", verb_local, TAKES_ANY, 0, 9999, "JSON either way.\n" },
     { "completion", "[bash]", "shell completion; source <(ringmaster completion)", verb_completion, 0, 0, 1, "" },
     { "help", "[VERB | exit-codes]", "this text, or more about one verb", verb_help, 0, 0, 1, "" },
     { "version", "", "the version", verb_version, 0, 0, 0, "" },
@@ -102,11 +109,14 @@ enum { N_FLAGS = sizeof flags / sizeof flags[0] };
 int cli_complain(const struct cli *c, int code, const char *fmt, ...)
 {
     va_list ap;
-    (void)fprintf(stderr, "ringmaster%s%s: ", c->verb ? " " : "", c->verb ? c->verb->name : "");
+    char *raw = NULL;
     va_start(ap, fmt);
-    (void)vfprintf(stderr, fmt, ap);
+    if (vasprintf(&raw, fmt, ap) < 0) abort();
     va_end(ap);
-    (void)fputc('\n', stderr);
+    char *line = printable(raw, strlen(raw), false);
+    (void)fprintf(stderr, "ringmaster%s%s: %s\n", c->verb ? " " : "", c->verb ? c->verb->name : "", line);
+    free(line);
+    free(raw);
     return code;
 }
 
@@ -127,11 +137,16 @@ int cli_print_problems(const struct cli *c, const char *where, const cJSON *prob
         (void)cJSON_AddItemToObject(o, "problems", cJSON_Duplicate(problems, true));
         cli_print_json(o);
     }
-    (void)fprintf(stderr, "%s: %d problem%s\n", where, n, n == 1 ? "" : "s");
-    for (const cJSON *p = problems ? problems->child : NULL; p; p = p->next) {
+    char *place = printable(where, strlen(where), false);
+    cJSON *list = cJSON_Duplicate(problems, true);
+    cli_printable(list);
+    (void)fprintf(stderr, "%s: %d problem%s\n", place, n, n == 1 ? "" : "s");
+    for (const cJSON *p = list ? list->child : NULL; p; p = p->next) {
         const char *at = json_str(p, "pointer"), *text = json_str(p, "message");
         (void)fprintf(stderr, "  %s%s%s\n", at && *at ? at : "", at && *at ? ": " : "", text ? text : "?");
     }
+    cJSON_Delete(list);
+    free(place);
     return CLI_USAGE;
 }
 
@@ -348,6 +363,7 @@ int cli_main(int argc, char **argv)
     if (c.verb->takes & TAKES_ANY) {
         c.rest = argv + 2;
         c.n_rest = argc - 2;
+        c.help = c.n_rest > 0 && (strcmp(c.rest[0], "--help") == 0 || strcmp(c.rest[0], "-h") == 0);
     } else rc = take_args(&c, argc - 2, argv + 2);
     if (rc == CLI_OK && c.help) print_verb_help(c.verb);
     else if (rc == CLI_OK) rc = c.verb->run(&c);

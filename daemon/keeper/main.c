@@ -177,6 +177,7 @@ static int prepare(struct keeper *k, struct error *err)
 
 int main(int argc, char **argv)
 {
+    open_standard_fds();
     if (argc > 1 && strcmp(argv[1], "--exec-rank") == 0) return exec_rank(argc, argv);
     struct keeper k = { .verdict_rank = -1, .spool = { .fd = -1 } };
     struct error err = { 0 };

@@ -98,7 +98,65 @@ def test_plan_schema_help(keeper):
     verbs = re.findall(r"^  (\w+) ", run("help")[1], re.M)
     assert len(verbs) > 20
     for v in verbs:
-        assert run("help", v)[0] == OK, v
+        code, out, _ = run("help", v)
+        assert code == OK and not re.match(r"usage: ringmaster \w+ …", out), (v, out)
+        assert "ringmaster-worker" not in out
+    real = {"RM_WORKER": os.path.join(BUILD, "ringmaster-worker")}
+    assert json.loads(run("devices", "--json", env=real)[1])["devices"][0]["kind"] == "cpu"
+    for v in ("check", "tokenize", "render", "dataset", "devices", "merge", "sample"):
+        assert run(v, "--help") == run("help", v)
+        code, out, err = run(v, "--bogus", env=real)
+        assert code == USAGE and f"ringmaster {v}" in err and "ringmaster-worker" not in err, (v, err)
+
+
+def test_mistakes_are_told(keeper):
+    code, out, err = run("run", place(after=["j1"], max_steps=1))
+    assert code == OK and "warning: /after is ignored" in err, err
+    assert "after" not in run("run", place(max_steps=1))[2]
+    cluster = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "h100-cluster.json")
+    code, out, err = run("plan", cluster)
+    assert code == USAGE and f"--cluster {cluster}" in err, err
+    assert "expected 0 to 0.999999999, got 1\n" in run("plan", place(adam_beta2=1))[2]
+
+
+def test_keeper_killed(keeper):
+    p = subprocess.Popen([R, "run", place(max_steps=1000)], env={**os.environ, "RM_WORKER": FAKE}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in p.stderr:
+        if line.startswith("step"):
+            break
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            name, rest = open(f"/proc/{pid}/stat").read().split("(", 1)[1].rsplit(") ", 1)
+        except OSError:
+            continue
+        if int(rest.split()[1]) == p.pid:
+            os.kill(int(pid), signal.SIGKILL)
+    out, err = p.communicate(timeout=30)
+    found = re.search(r"without an exit record; see (/.*/keeper\.log)$", err, re.M)
+    assert p.returncode == FAILED and found and os.path.exists(found[1]), err
+
+
+def test_closed_descriptors(keeper):
+    model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "tiny-qwen2")
+    for args in ([R, "import", "swift", "-"], [os.path.join(BUILD, "ringmaster-worker"), "--tokenize", "--model", model]):
+        p = subprocess.Popen(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *args], stdin=subprocess.PIPE)      # waits for its input
+        try:
+            for _ in range(100):
+                try:
+                    at = [os.readlink(f"/proc/{p.pid}/fd/{fd}") for fd in (1, 2)]
+                except OSError:
+                    at = None
+                if at == ["/dev/null"] * 2:
+                    break
+                time.sleep(0.05)
+            assert at == ["/dev/null"] * 2, (args, at)
+        finally:
+            p.stdin.close()
+            p.wait(20)
+    assert subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", R, "run", place(max_steps=2)], env={**os.environ, "RM_WORKER": FAKE}, timeout=30).returncode == OK
+    with Daemon(wrap=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")) as d:
+        assert [os.readlink(f"/proc/{d.p.pid}/fd/{fd}") for fd in range(3)] == ["/dev/null"] * 3
+        assert d("submit", place(max_steps=2), "--wait")[0] == OK
 
 
 def test_completion(keeper):
@@ -121,14 +179,15 @@ def test_import(keeper):
 
 
 class Daemon:
-    def __init__(self, port=0, home=None, fake="*:ok", step_s="0.1"):
+    def __init__(self, port=0, home=None, fake="*:ok", step_s="0.1", say="", wrap=()):
         self.home = home or tempfile.mkdtemp(dir=ROOT)
-        self.env = {**os.environ, "RM_WORKER": FAKE, "RM_FAKE": fake, "RM_FAKE_STEP_S": step_s}
+        self.env = {**os.environ, "RM_WORKER": FAKE, "RM_FAKE": fake, "RM_FAKE_STEP_S": step_s, "RM_FAKE_SAY": say}
+        self.wrap = wrap
         self.start(port)
 
     def start(self, port):
         self.log = open(os.path.join(self.home, "log"), "a")
-        self.p = subprocess.Popen([os.path.join(BUILD, "ringmasterd"), "--home", self.home, "--port", str(port), "--allow-root", ROOT, "--slots", "4", "--worker", FAKE],
+        self.p = subprocess.Popen([*self.wrap, os.path.join(BUILD, "ringmasterd"), "--home", self.home, "--port", str(port), "--allow-root", ROOT, "--slots", "4", "--worker", FAKE],
                                   env=self.env, stdout=self.log, stderr=self.log)
         for _ in range(200):
             try:
@@ -202,6 +261,9 @@ def test_daemon_resources(keeper):
         assert code == OK and json.loads(out)["steps"] == 5, (out, err)
         assert re.search(r"max_steps +3 +5", d("compare", "j1", "j2")[1]), d("compare", "j1", "j2")
         assert d("metrics", "j2", "--names", "loss")[1].splitlines()[-1] == "5\t1"
+        code, out, err = d("metrics", "j2", "--names", "loss,nope")
+        assert code == USAGE and not out and "nope" in err and "tokens_per_s" in err, (code, out, err)
+        assert len(re.findall(r"^j[12] .* 1\.0000 ", d("list")[1], re.M)) == 2, d("list")
         assert "succeeded" in d("attempts", "j1")[1] and "ended" in d("ranks", "j1")[1]
         os.makedirs(os.path.join(os.path.dirname(spec), "out", "a b"))
         open(os.path.join(os.path.dirname(spec), "out", "a b", "f"), "w").write("hello")
@@ -217,6 +279,26 @@ def test_daemon_resources(keeper):
         path = d("backup")[1].strip()
         assert os.path.getsize(path) > 1000
         assert d("delete", "j1")[0] == OK and d("show", "j1")[0] == REFUSED
+
+
+def test_no_escape_reaches_the_terminal(keeper):
+    bad = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+    name = "é日\x1b]0;owned\x07\x7f\u009b31m\r"
+    with Daemon(fake="0:disk_full", step_s="0.02", say="\x1b[2J\x9b31m\x7f\r\x08 50%\rend") as d:
+        code, out, err = d("submit", place(name=name, labels={"k\x1b": "v\x1b"}, max_restarts=0), "--wait")
+        assert code == FAILED and not bad.search(out + err) and "\\x1b[2J" in out, (out, err)
+        for args in ("list", "show j1", "watch j1", "monitor j1 --once", "top --once", "logs j1", "logs j1 -f", "logs j1 -f --tail 3", "events j1", "attempts j1", "ranks j1", "compare j1 j1",
+                     "cancel j1", "audit", "queue"):
+            code, out, err = d(*args.split())
+            assert out + err and not bad.search(out + err), (args, out, err)
+        assert "é日\\x1b]0;owned\\x07\\x7f\\u009b31m" in d("list")[1] and "\\x1b" in d("show", "j1")[1]
+        for args in (["logs", "j1"], ["logs", "j1", "-f"]):
+            assert d(*args)[1].startswith("\\x1b[2J\\x9b31m\\x7f\n\\x08 50%\nend\nrank 0 step 1\n"), d(*args)
+        assert json.loads(d("show", "j1", "--json")[1])["name"] == name
+        code, out, err = d("submit", place(max_length="\x1b[2J"))
+        assert code == USAGE and not bad.search(err), err
+    code, out, err = run("run", place(), env={"RM_FAKE": "0:disk_full", "RM_FAKE_SAY": "\x1b[2J"})
+    assert code == FAILED and "\\x1b[2J" in out and not bad.search(out + err), (out, err)
 
 
 def test_followed_over_a_restart(keeper):

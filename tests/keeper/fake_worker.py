@@ -107,6 +107,9 @@ def grandchild(keep_stdout):
         time.sleep(600)
         os._exit(0)
 
+said = os.environ.get("RM_FAKE_SAY", "")        # what a hostile data set or model might make a worker print
+if said:
+    os.write(1, said.encode("latin-1") + b"\n")
 for step in range(1, steps + 1):
     time.sleep(step_s)
     state["step"] = step
@@ -137,7 +140,7 @@ for step in range(1, steps + 1):
             print("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", file=sys.stderr)
             os._exit(1)
         elif what == "disk_full":
-            say("error", code="disk_full", text="write checkpoint-2: No space left on device")
+            say("error", code="disk_full", text="write checkpoint-2: No space left on device" + said)
             os._exit(4)
         elif what == "no_done":
             os._exit(0)

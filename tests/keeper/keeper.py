@@ -22,6 +22,17 @@ def test_normal_end(keeper):
     assert hello["start_time"] > 0 and len(hello["boot_id"]) == 36
 
 
+def test_closed_descriptors(keeper):
+    for foreground in (True, False):
+        k = keeper(foreground=foreground, max_steps=20, wrap=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")).attach()
+        k.until(is_step(0, 1))
+        at = [os.readlink(f"/proc/{k.p.pid}/fd/{fd}") for fd in range(3)]
+        assert at == ["/dev/null", "/dev/null", os.path.realpath(os.path.join(k.dir, "keeper.log"))], at
+        k.until(lambda m: m["t"] == "exit")
+        r = k.wait()
+        assert r["state"] == "succeeded" and r["last_step"] == 20, r
+
+
 def test_files_are_private(keeper):
     k = keeper(max_steps=200).attach()
     assert stat.S_IMODE(os.stat(k.dir).st_mode) == 0o700
