@@ -165,6 +165,7 @@ class Chart {
     this.plot = el('div', { class: 'plot' });
     this.root = el('section', { class: 'panel chart' }, el('h2', {}, c.title), this.plot);
     this.graph = null;
+    new ResizeObserver(() => { if (this.graph) this.graph.resize(); }).observe(this.plot);      // the grid moves as charts appear
   }
   draw(series, planBytes) {
     const c = this.c;
