@@ -70,7 +70,13 @@ int main(int argc, char **argv)
     struct chat_template *t;
     struct error err = { 0 };
     size_t len;
-    if (file_read(lines, 1 << 26, &text, &len, NULL) != OK) { (void)fprintf(stderr, "skipped: no %s\n", lines); return 77; }
+    if (file_read(lines, 1 << 26, &text, &len, NULL) != OK) {
+        (void)fprintf(stderr, "skipped: no %s\n", lines);
+        free(lines);
+        free(model);
+        free(file);
+        return 77;
+    }
     if (tokenizer_open(&tok, model, &err) != OK || template_open_file(&t, file, &err) != OK) { (void)fprintf(stderr, "%s\n", err.text); return 1; }
     int line = 1;
     for (char *p = text; *p; line++) {

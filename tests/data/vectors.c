@@ -39,7 +39,11 @@ int main(void)
     const char *shared = getenv("RM_SHARED");
     char *root = xasprintf("%s/data/chat-templates", shared ? shared : ".");
     DIR *dir = opendir(root);
-    if (dir == NULL) { (void)fprintf(stderr, "skipped: no %s\n", root); return 77; }
+    if (dir == NULL) {
+        (void)fprintf(stderr, "skipped: no %s\n", root);
+        free(root);
+        return 77;
+    }
     for (struct dirent *e; (e = readdir(dir)) != NULL;) {
         char *path = xasprintf("%s/%s/chat_template.jinja", root, e->d_name), *lines = xasprintf("%s/%s/vectors.jsonl", root, e->d_name), *text;
         struct chat_template *t;

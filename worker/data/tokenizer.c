@@ -550,8 +550,10 @@ int64_t tokenizer_size(const struct tokenizer *t)
 
 int tokenizer_fits(const struct tokenizer *t, int64_t vocab, struct error *err)
 {
-    int64_t ids = tokenizer_size(t);
-    if (ids <= vocab) return OK;
+    int64_t ids = tokenizer_size(t), id = vocab;
+    /* a padding token added behind the vocabulary is common, and harmless until a text holds it: then the rank refuses that text */
+    while (id < ids && added_by_id(t, id)) id++;
+    if (id >= ids) return OK;
     return error_set(err, E_INVALID, "the tokenizer has ids up to %lld, the model's vocab_size is %lld: ids from %lld on have no embedding; give the tokenizer that belongs to the "
                      "model, or a model whose vocab_size is at least %lld", (long long)(ids - 1), (long long)vocab, (long long)vocab, (long long)ids);
 }

@@ -27,7 +27,7 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int64_t n, b
 int32_t tokenizer_id(const struct tokenizer *t, const char *token);     /* -1 if there is none */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id);     /* NULL if there is none; the vocabulary's own spelling */
 int64_t tokenizer_size(const struct tokenizer *t);                      /* largest id + 1 */
-/* Whether a model of vocab entries has one for every id; E_INVALID names both numbers. */
+/* Whether a model of vocab entries has one for every id of the vocabulary (added tokens may lie beyond); E_INVALID names both numbers. */
 int tokenizer_fits(const struct tokenizer *t, int64_t vocab, struct error *err);
 /* From tokenizer_config.json / special_tokens_map.json; -1 / NULL where they say nothing. pad falls back to eos. */
 int32_t tokenizer_bos(const struct tokenizer *t);
