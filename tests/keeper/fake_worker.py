@@ -69,7 +69,7 @@ def beat():
             say("beat", step=state["step"], phase=state["phase"], ticks=state["ticks"])
 
 def finish():
-    say("done", step=steps, loss=1.0)
+    say("done", step=steps, loss=5.0 / steps)      # as its last metrics record
     time.sleep(0.05)
     sys.stdout.flush()
     os._exit(0)
