@@ -142,8 +142,15 @@ class Daemon:
         finally:
             c.close()
 
-    def leftovers(self):
-        """Everything alive that one of this daemon's attempts started."""
+    def leftovers(self, within=8.0):
+        """Everything that one of this daemon's attempts started and that does not go away by itself: a keeper stays a moment
+        after its job's end, until its last record is acknowledged."""
+        end = time.monotonic() + within
+        while (found := self.alive_now()) and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
+
+    def alive_now(self):
         try:
             nonces = {b"RINGMASTER_ATTEMPT=" + n.encode() for n, in self.db("SELECT nonce FROM attempts")}
         except Exception:
