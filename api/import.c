@@ -223,3 +223,31 @@ void import_end(struct import *im, cJSON **out)
     problems_release(&p);
     *im = (struct import){ 0 };
 }
+
+void import_set_int(struct import *im, const char *field, int64_t v)
+{
+    cJSON_DeleteItemFromObjectCaseSensitive(im->spec, field);
+    json_add_int(im->spec, field, v);
+}
+
+void import_take_strategy(struct import *im, const struct flag *f)
+{
+    const char *v = import_text(f), *field = strncmp(f->name, "save", 4) == 0 ? "save_steps" : "eval_steps";
+    if (import_one_of(v, "steps")) import_report(im, f, "ignored", NULL, "%s says how often", field);
+    else if (import_one_of(v, "no")) {
+        import_set_int(im, field, 0);
+        import_report(im, f, "translated", field, "%s 0", field);
+    } else import_report(im, f, "unsupported", field, "only by steps: say %s", field);
+}
+
+void import_take_steps(struct import *im, const struct flag *f)
+{
+    cJSON *v = import_value(im, f, spec_field("max_steps"));
+    double n = 0;
+    if (v == NULL) return;
+    (void)json_number(v, &n);
+    cJSON_Delete(v);
+    if (n <= 0) { import_report(im, f, "ignored", NULL, "no limit, as here"); return; }
+    import_set_int(im, "max_steps", (int64_t)n);
+    import_report(im, f, "kept", "max_steps", "%s", "");
+}

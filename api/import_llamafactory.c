@@ -12,12 +12,6 @@
 
 static void say(struct import *im, const char *field, const char *text) { import_set(im, field, cJSON_CreateString(text)); }
 
-static void set_int(struct import *im, const char *field, int64_t v)
-{
-    cJSON_DeleteItemFromObjectCaseSensitive(im->spec, field);
-    json_add_int(im->spec, field, v);
-}
-
 static void take_stage(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
@@ -101,7 +95,7 @@ static void take_deepspeed(struct import *im, const struct flag *f)
     int stage = z ? z[4] - '0' : -1;
     if (stage < 0 || stage > 3) { import_report(im, f, "unsupported", "zero_stage", "a DeepSpeed file is not read: say zero_stage (0 to 3) and zero_offload_optimizer instead"); return; }
     bool offload = strstr(z, "offload") != NULL;
-    set_int(im, "zero_stage", stage);
+    import_set_int(im, "zero_stage", stage);
     if (offload) import_set(im, "zero_offload_optimizer", cJSON_CreateTrue());
     import_report(im, f, "translated", "zero_stage", "zero_stage %d%s, without DeepSpeed", stage, offload ? " and zero_offload_optimizer" : "");
 }
@@ -160,34 +154,12 @@ static void take_max_samples(struct import *im, const struct flag *f)
     import_report(im, f, "translated", "dataset", "dataset#N");
 }
 
-static void take_strategy(struct import *im, const struct flag *f)
-{
-    const char *v = import_text(f), *field = strncmp(f->name, "save", 4) == 0 ? "save_steps" : "eval_steps";
-    if (import_one_of(v, "steps")) import_report(im, f, "ignored", NULL, "%s says how often", field);
-    else if (import_one_of(v, "no")) {
-        set_int(im, field, 0);
-        import_report(im, f, "translated", field, "%s 0", field);
-    } else import_report(im, f, "unsupported", field, "only by steps: say %s", field);
-}
-
 static void take_train_on_prompt(struct import *im, const struct flag *f)
 {
     bool prompt = strcmp(f->name, "train_on_prompt") == 0;
     if (!import_true(f)) { import_report(im, f, "ignored", NULL, "off, as here"); return; }
     say(im, "loss_scale", prompt ? "all" : "last_round");
     import_report(im, f, "translated", "loss_scale", prompt ? "all" : "last_round");
-}
-
-static void take_steps(struct import *im, const struct flag *f)
-{
-    cJSON *v = import_value(im, f, spec_field("max_steps"));
-    double n = 0;
-    if (v == NULL) return;
-    (void)json_number(v, &n);
-    cJSON_Delete(v);
-    if (n <= 0) { import_report(im, f, "ignored", NULL, "no limit, as here"); return; }
-    set_int(im, "max_steps", (int64_t)n);
-    import_report(im, f, "kept", "max_steps", "%s", "");
 }
 
 static void take_packing(struct import *im, const struct flag *f)
@@ -216,9 +188,9 @@ static const struct rule rules[] = {
     { "disable_gradient_checkpointing|gradient_checkpointing", RULE_CALL, NULL, NULL, take_no_checkpointing },
     { "val_size", RULE_CALL, NULL, NULL, take_val_size },
     { "max_samples", RULE_CALL, NULL, NULL, take_max_samples },
-    { "eval_strategy|evaluation_strategy|save_strategy", RULE_CALL, NULL, NULL, take_strategy },
+    { "eval_strategy|evaluation_strategy|save_strategy", RULE_CALL, NULL, NULL, import_take_strategy },
     { "train_on_prompt|mask_history", RULE_CALL, NULL, NULL, take_train_on_prompt },
-    { "max_steps", RULE_CALL, NULL, NULL, take_steps },
+    { "max_steps", RULE_CALL, NULL, NULL, import_take_steps },
     { "packing|neat_packing", RULE_CALL, NULL, NULL, take_packing },
     { "loraplus_lr_ratio", RULE_RENAME, "lorap_lr_ratio", NULL, NULL },
     { "galore_update_interval", RULE_RENAME, "galore_update_proj_gap", NULL, NULL },

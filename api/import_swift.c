@@ -11,12 +11,6 @@
 
 static void say(struct import *im, const char *field, const char *text) { import_set(im, field, cJSON_CreateString(text)); }
 
-static void set_int(struct import *im, const char *field, int64_t v)
-{
-    cJSON_DeleteItemFromObjectCaseSensitive(im->spec, field);
-    json_add_int(im->spec, field, v);
-}
-
 static void take_tuner(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
@@ -78,7 +72,7 @@ static void take_deepspeed(struct import *im, const struct flag *f)
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         size_t n = strlen(presets[i].name);
         if (strncmp(base, presets[i].name, n) != 0 || (base[n] != '\0' && strcmp(base + n, ".json") != 0)) continue;
-        set_int(im, "zero_stage", presets[i].stage);
+        import_set_int(im, "zero_stage", presets[i].stage);
         if (presets[i].offload) import_set(im, "zero_offload_optimizer", cJSON_CreateTrue());
         import_report(im, f, "translated", "zero_stage", "zero_stage %d%s, without DeepSpeed", presets[i].stage, presets[i].offload ? " and zero_offload_optimizer" : "");
         return;
@@ -131,28 +125,6 @@ static void take_rope(struct import *im, const struct flag *f)
         import_set(im, "rope_scaling", v);
         import_report(im, f, "kept", "rope_scaling", "%s", "");
     } else import_report(im, f, "unsupported", "rope_scaling", "its factor depends on the model; write it out, e.g. {\"rope_type\":\"yarn\",\"factor\":4.0}");
-}
-
-static void take_steps(struct import *im, const struct flag *f)
-{
-    cJSON *v = import_value(im, f, spec_field("max_steps"));
-    double n = 0;
-    if (v == NULL) return;
-    (void)json_number(v, &n);
-    cJSON_Delete(v);
-    if (n <= 0) { import_report(im, f, "ignored", NULL, "no limit, as here"); return; }
-    set_int(im, "max_steps", (int64_t)n);
-    import_report(im, f, "kept", "max_steps", "%s", "");
-}
-
-static void take_strategy(struct import *im, const struct flag *f)
-{
-    const char *v = import_text(f), *field = strncmp(f->name, "save", 4) == 0 ? "save_steps" : "eval_steps";
-    if (import_one_of(v, "steps")) import_report(im, f, "ignored", NULL, "%s says how often", field);
-    else if (import_one_of(v, "no")) {
-        set_int(im, field, 0);
-        import_report(im, f, "translated", field, "%s 0", field);
-    } else import_report(im, f, "unsupported", field, "only by steps: say %s", field);
 }
 
 static void take_freeze(struct import *im, const struct flag *f)
@@ -243,8 +215,8 @@ static const struct rule rules[] = {
     { "gradient_checkpointing", RULE_CALL, NULL, NULL, take_checkpointing },
     { "vit_gradient_checkpointing|gradient_checkpointing_kwargs", RULE_IGNORE, NULL, "gradient_checkpointing decides", NULL },
     { "rope_scaling", RULE_CALL, NULL, NULL, take_rope },
-    { "max_steps|train_iters", RULE_CALL, NULL, NULL, take_steps },
-    { "save_strategy|eval_strategy|evaluation_strategy", RULE_CALL, NULL, NULL, take_strategy },
+    { "max_steps|train_iters", RULE_CALL, NULL, NULL, import_take_steps },
+    { "save_strategy|eval_strategy|evaluation_strategy", RULE_CALL, NULL, NULL, import_take_strategy },
     { "lora_dropout_p", RULE_RENAME, "lora_dropout", NULL, NULL },
     { "lora_target_modules", RULE_RENAME, "target_modules", NULL, NULL },
     { "target_regex", RULE_CALL, NULL, NULL, take_regex },
@@ -310,7 +282,7 @@ static void settle(struct import *im)
         if (im->ulysses && im->ring) say(im, "sequence_parallel_method", "hybrid");
         else {
             say(im, "sequence_parallel_method", im->ring ? "ring" : "ulysses");
-            if (degree == floor(degree) && degree >= 1) set_int(im, im->ring ? "ring_size" : "ulysses_size", (int64_t)degree);
+            if (degree == floor(degree) && degree >= 1) import_set_int(im, im->ring ? "ring_size" : "ulysses_size", (int64_t)degree);
         }
         if (degree != floor(degree) || degree < 1) {
             struct flag f = { "ulysses_seq_len", "--ulysses_seq_len", NULL, 0 };
