@@ -7,7 +7,6 @@ Makes a virtual environment with current torch, transformers and peft from the P
 case: a tiny random model saved by transformers (and an adapter by PEFT) is trained for ten steps by `ringmaster run` and by torch on
 the batch that Ringmaster dumped. Compared are the loss and every gradient of the first step, the weights after ten, the checkpoint as
 transformers and PEFT load it, and the merged model. Not part of scripts/test; --write commits the last table."""
-import argparse
 import json
 import os
 import shutil
@@ -15,51 +14,15 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from common import ALL, ROOT, TINY, VERSIONS, backward, forget_lengths, load_torch, off, parser, peft_name, randomise, rope, write_section
 
+import peft
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
-def enter_venv(path):
-    try:
-        import peft  # noqa: F401
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-        return
-    except ImportError:
-        pass
-    python = os.path.join(path, "bin", "python")
-    if not os.path.exists(python):
-        print("making", path, flush=True)
-        subprocess.run([sys.executable, "-m", "venv", path], check=True)
-        subprocess.run([python, "-m", "pip", "install", "torch", "transformers", "peft"], check=True)
-    os.execv(python, [python] + sys.argv)
-
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--build", default=os.path.join(ROOT, "build"))
-parser.add_argument("--venv", default=os.path.join(ROOT, "build", "parity-venv"))
-parser.add_argument("--write")
-parser.add_argument("cases", nargs="*")
 args = parser.parse_args()
-enter_venv(args.venv)
-
-import peft  # noqa: E402
-import torch  # noqa: E402
-import transformers  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
-
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
 STEPS, LR = 10, 2e-3
-TINY = dict(vocab_size=4096, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=None)
-
-
-def rope(**kw):
-    return dict(num_hidden_layers=1, rope_parameters=dict(rope_theta=10000.0, **kw))
-
-
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 #      name: (model, PEFT configuration or None, further spec fields)
 CASES = {
     "qwen2 tied, full": (dict(model_type="qwen2", tie_word_embeddings=True), None, {}),
@@ -68,10 +31,10 @@ CASES = {
     "qwen3, full": (dict(model_type="qwen3", head_dim=16, tie_word_embeddings=True), None, {}),
     "llama with biases, full": (dict(model_type="llama", attention_bias=True, mlp_bias=True), None, {}),
     "mistral window, full": (dict(model_type="mistral", sliding_window=24, head_dim=16), None, {}),
-    "rope linear, full": (dict(model_type="llama", **rope(rope_type="linear", factor=2.5)), None, {}),
-    "rope dynamic, full": (dict(model_type="llama", **{**rope(rope_type="dynamic", factor=2.0)}, max_position_embeddings=32), None, {}),
-    "rope yarn, full": (dict(model_type="qwen2", **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), None, {}),
-    "rope llama3, full": (dict(model_type="llama", **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)), None, {}),
+    "rope linear, full": (dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="linear", factor=2.5)), None, {}),
+    "rope dynamic, full": (dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="dynamic", factor=2.0), max_position_embeddings=32), None, {}),
+    "rope yarn, full": (dict(model_type="qwen2", num_hidden_layers=1, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), None, {}),
+    "rope llama3, full": (dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)), None, {}),
     "qwen2 tied, lora": (dict(model_type="qwen2", tie_word_embeddings=True), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
     "qwen3, lora": (dict(model_type="qwen3", head_dim=16), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
     "llama, lora by regular expression": (dict(model_type="llama"), dict(r=4, lora_alpha=8, target_modules=r".*\.(q|v)_proj"), {}),
@@ -87,54 +50,6 @@ TEXT = [("What is a ring?", "A closed band, often of metal, worn on a finger; or
         ("Name two rivers.", "The Danube and the Elbe.")]
 
 
-def randomise(model, seed, only=lambda n: True):
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for n, p in model.named_parameters():
-            if only(n):
-                p.copy_(torch.randn(p.shape, generator=g) * (0.15 if p.dim() > 1 else 0.1) + (1.0 if "norm" in n and n.endswith("weight") else 0.0))
-
-
-def peft_name(n):
-    n = n.replace(".default.weight", "") if "magnitude" in n else n.replace(".default.weight", ".weight")
-    return n.replace(".default", "").replace(".modules_to_save", "")
-
-
-def load_torch(folder, adapter, trainable=True):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    if adapter:
-        model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=trainable)
-    return model.train()
-
-
-def forget_lengths(model):
-    """Dynamic RoPE remembers the longest sequence it saw; every document must start without that memory."""
-    for m in model.modules():
-        if getattr(m, "rope_type", "") == "dynamic":
-            m.max_seq_len_cached = m.original_max_seq_len
-            m.register_buffer("inv_freq", m.original_inv_freq.clone(), persistent=False)
-
-
-def losses(model, b):
-    """Sum over documents of weight * cross-entropy over the sum of weights, one document at a time."""
-    cu, total = b["cu_seqlens"].tolist(), b["loss_weights"].sum()
-    for s, e in zip(cu[:-1], cu[1:]):
-        if b["loss_weights"][s:e].sum() == 0:
-            continue
-        forget_lengths(model)
-        z = model(input_ids=b["input_ids"][s:e].long()[None], use_cache=False).logits[0].float()
-        ce = torch.nn.functional.cross_entropy(z, b["labels"][s:e].long(), reduction="none", ignore_index=-100)
-        yield (ce * b["loss_weights"][s:e]).sum() / total
-
-
-def backward(model, b):
-    loss = 0.0
-    for part in losses(model, b):
-        part.backward()
-        loss += part.item()
-    return loss
-
-
 def groups(model, ratio):
     by = {}
     for n, p in model.named_parameters():
@@ -142,11 +57,6 @@ def groups(model, ratio):
             decay = not (n.endswith(".bias") or "norm.weight" in n or "norm.modules_to_save" in n or "layernorm" in n)
             by.setdefault((decay, "lora_B" in n), []).append(p)
     return [dict(params=p, weight_decay=0.1 if decay else 0.0, lr=LR * (ratio if b and ratio else 1)) for (decay, b), p in by.items()]
-
-
-def off(a, b):
-    a, b = a.double(), b.double()
-    return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
 
 def ringmaster(*argv):
@@ -248,15 +158,9 @@ for name, (over, lora, extra) in CASES.items():
     lines.append(line)
 
 if args.write:
-    rest = ""                           # further sections are written by hand and stay
-    if os.path.exists(args.write):
-        with open(args.write) as f:
-            head, mark, tail = f.read().partition("\n## ")
-            rest = mark + tail
-    with open(args.write, "w") as f:
-        f.write(f"""# Parity with torch, transformers and PEFT
+    write_section(args.write, None, f"""# Parity with torch, transformers and PEFT
 
-Made by `tests/parity/parity.py --write docs/parity.md`; torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}, fp32, CPU.
+Made by `tests/parity/parity.py --write docs/parity.md`; {VERSIONS}, fp32, CPU.
 
 Each row: a tiny random model saved by transformers (with an adapter saved by PEFT), trained for {STEPS} steps by `ringmaster run` and by
 torch on the same packed row, documents one at a time there. Errors are relative (norm of the difference over norm); for gradients and
@@ -265,5 +169,5 @@ weights of the worst tensor. Checkpoint: logits of Ringmaster's checkpoint loade
 
 | case | first loss | gradients | weights after {STEPS} steps | checkpoint | merged | within limits |
 |---|---|---|---|---|---|---|
-""" + "\n".join(lines) + "\n" + rest)
+""" + "\n".join(lines) + "\n")
 sys.exit(1 if bad else 0)
