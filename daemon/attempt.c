@@ -8,67 +8,29 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "api/file.h"
 #include "api/message.h"
 #include "daemon/advisor.h"
 #include "daemon/daemon.h"
+#include "daemon/launcher.h"
 #include "daemon/metrics.h"
-#include "daemon/proc.h"
 #include "daemon/sha256.h"
 #include "daemon/sse.h"
 
-enum { CONNECT_EVERY_MS = 100, KILL_EVERY_MS = 300, PENDING_MAX = 50000, LATE_MS = 15000, RAISED_WAIT_MS = 2000, ADOPT_MS = 5000 };
-
-struct rank_info {
-    int64_t pid, step, beat_mono_ms;
-    int64_t rss_bytes, log_dropped, frames_bad;     /* from the keeper's beats */
-    double cpu;
-    bool ready, dirty;
-    char phase[24];
-    cJSON *latest;                  /* last metrics record */
-};
-struct pending { int64_t seq, ms; int rank; cJSON *m; };
-
-struct conn {                       /* lives until libuv has closed it, maybe longer than the attempt */
-    uv_pipe_t pipe;
-    struct attempt *a;              /* NULL: let go */
-    struct line_reader reader;
-    bool paused;
-    char buf[65536];
-};
-
-struct attempt {
-    struct daemon *d;
-    struct job *j;
-    int64_t n, pid, start_time;
-    char nonce[33], *dir;
-    struct conn *conn;
-    bool greeted;                   /* hello arrived and its nonce was right */
-    bool settled;                   /* adoption decided */
-    bool child;                     /* the keeper is our own child: uv reaps it */
-    int64_t last_seq, seen_seq;     /* committed; received */
-    struct pending *q; int n_q, cap_q;
-    struct rank_info *rank; int n_ranks, n_ready;
-    int64_t first_step, last_step, bad_frames;
-    bool dirty;                     /* something to flush even without records */
-    cJSON *exit;                    /* the exit record, once known */
-    enum job_want told;             /* last stop sent */
-    int64_t begun_mono_ms, connect_mono_ms, stop_mono_ms, kill_mono_ms, gone_mono_ms;
-    int64_t version;                /* of the figures */
-    struct advisor advisor;
-    char *event;                    /* the figures as watchers get them, of event_version */
-    int64_t event_version;
-};
+enum { LATE_MS = 15000 };
 
 static int64_t figures_version;
+
+const struct launcher *launcher_of(const struct spec *s)
+{
+    (void)s;
+    return &launcher_local;
+}
 
 /* --- building and letting go --- */
 
@@ -79,6 +41,7 @@ static struct attempt *attempt_new(struct daemon *d, struct job *j, int64_t n)
     a->j = j;
     a->n = n;
     a->first_step = -1;
+    a->by = launcher_of(&j->spec);
     a->n_ranks = (int)j->spec.nproc_per_node;
     a->rank = xcalloc((unsigned long)a->n_ranks, sizeof *a->rank);
     a->dir = xasprintf("%s/jobs/j%lld/attempt-%lld", d->set.home, (long long)j->row.id, (long long)n);
@@ -86,25 +49,9 @@ static struct attempt *attempt_new(struct daemon *d, struct job *j, int64_t n)
     return a;
 }
 
-static void on_closed(uv_handle_t *h)
-{
-    struct conn *c = h->data;
-    line_reader_release(&c->reader);
-    free(c);
-}
-
-static void conn_drop(struct attempt *a)
-{
-    if (a->conn == NULL) return;
-    a->conn->a = NULL;
-    if (!uv_is_closing((uv_handle_t *)&a->conn->pipe)) uv_close((uv_handle_t *)&a->conn->pipe, on_closed);
-    a->conn = NULL;
-    a->greeted = false;
-}
-
 static void attempt_free(struct attempt *a)
 {
-    conn_drop(a);
+    a->by->drop(a);
     for (int i = 0; i < a->n_q; i++) cJSON_Delete(a->q[i].m);
     for (int i = 0; i < a->n_ranks; i++) cJSON_Delete(a->rank[i].latest);
     cJSON_Delete(a->exit);
@@ -122,19 +69,6 @@ static void slots_free(struct daemon *d, int64_t job)
 
 /* --- talking to the keeper --- */
 
-static void on_written(uv_write_t *w, int status) { (void)status; free(w->data); free(w); }
-
-static void tell(struct attempt *a, cJSON *msg)
-{
-    size_t len;
-    char *line = message_line(msg, &len);
-    if (a->conn == NULL) { free(line); return; }
-    uv_write_t *w = xcalloc(1, sizeof *w);
-    uv_buf_t b = uv_buf_init(line, (unsigned)len);
-    w->data = line;
-    if (uv_write(w, (uv_stream_t *)&a->conn->pipe, &b, 1, on_written) != 0) { free(line); free(w); }
-}
-
 static cJSON *message(const char *t)
 {
     cJSON *o = cJSON_CreateObject();
@@ -146,7 +80,7 @@ static void tell_ack(struct attempt *a)
 {
     cJSON *m = message("ack");
     json_add_int(m, "seq", a->last_seq);
-    tell(a, m);
+    a->by->tell(a, m);
 }
 
 static void tell_stop(struct attempt *a)
@@ -157,7 +91,7 @@ static void tell_stop(struct attempt *a)
     cJSON *m = message("stop");
     json_add_str(m, "mode", modes[want]);
     json_add_str(m, "reason", want == WANT_PAUSE || want == WANT_REQUEUE ? "paused" : a->j->row.reason);
-    tell(a, m);
+    a->by->tell(a, m);
     a->told = want;
 }
 
@@ -175,7 +109,7 @@ int attempt_checkpoint(struct daemon *d, struct job *j, struct error *err)
     (void)d;
     if (j->attempt == NULL || !j->attempt->greeted || j->row.state != JOB_RUNNING)
         return error_set(err, E_CONFLICT, "job j%lld is %s, only a running job can save a checkpoint", (long long)j->row.id, job_state_name(j->row.state));
-    tell(j->attempt, message("checkpoint"));
+    j->attempt->by->tell(j->attempt, message("checkpoint"));
     return OK;
 }
 
@@ -264,23 +198,35 @@ static void take_beat(struct attempt *a, const cJSON *beat)
     if (phase) (void)snprintf(r->phase, sizeof r->phase, "%s", phase);
 }
 
+void attempt_awaits_replay(struct attempt *a)
+{
+    for (int i = 0; i < a->n_q; i++) cJSON_Delete(a->q[i].m);
+    a->n_q = 0;
+    a->seen_seq = a->last_seq;
+}
+
+void attempt_bad_frames(struct attempt *a, int64_t n)
+{
+    a->bad_frames += n;
+    a->d->bad_frames += n;
+    if (n > 0) a->dirty = true;
+}
+
 static bool exit_record_fits(const struct attempt *a, const cJSON *rec)
 {
     const char *nonce = json_str(rec, "nonce");
     return cJSON_IsObject(rec) && nonce && strcmp(nonce, a->nonce) == 0 && json_str(rec, "state");
 }
 
-static void on_keeper_line(void *arg, cJSON *msg)
+void attempt_hears(struct attempt *a, cJSON *msg)
 {
-    struct conn *c = arg;
-    struct attempt *a = c->a;
     const char *t = json_str(msg, "t"), *nonce = json_str(msg, "nonce");
-    if (a == NULL || t == NULL) return;
+    if (t == NULL) return;
     if (strcmp(t, "hello") == 0) {
         int64_t pid = 0, start = 0, protocol = 0;
         if (nonce == NULL || strcmp(nonce, a->nonce) != 0) {
-            log_line("warning", "j%lld: a keeper with another nonce answered at %s/keeper.sock; it is left alone", (long long)a->j->row.id, a->dir);
-            conn_drop(a);
+            log_line("warning", "j%lld: a keeper with another nonce answered in %s; it is left alone", (long long)a->j->row.id, a->dir);
+            a->by->drop(a);
             return;
         }
         if (json_int(msg, "protocol", &protocol) && protocol > MESSAGE_PROTOCOL)
@@ -309,69 +255,6 @@ static void on_keeper_line(void *arg, cJSON *msg)
         a->bad_frames++;
         a->d->bad_frames++;
     }
-}
-
-static void on_alloc(uv_handle_t *h, size_t want, uv_buf_t *b)
-{
-    (void)want;
-    struct conn *c = h->data;
-    *b = uv_buf_init(c->buf, sizeof c->buf);
-}
-
-static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
-{
-    struct conn *c = s->data;
-    if (c->a == NULL) return;
-    if (n < 0) {                    /* the keeper left or died; attempt_tick finds out which */
-        c->a->connect_mono_ms = mono_ms();
-        conn_drop(c->a);
-        return;
-    }
-    int64_t before = c->reader.oversized + c->reader.malformed;
-    line_reader_feed(&c->reader, b->base, (size_t)n, on_keeper_line, c);
-    if (c->a == NULL) return;
-    int64_t bad = c->reader.oversized + c->reader.malformed - before;
-    c->a->bad_frames += bad;
-    c->a->d->bad_frames += bad;
-    if (bad) c->a->dirty = true;
-    if (c->a->n_q > PENDING_MAX && !c->paused) {    /* the store does not take them now; the keeper's spool holds the rest */
-        c->paused = true;
-        (void)uv_read_stop(s);
-    }
-}
-
-static bool try_connect(struct attempt *a)
-{
-    struct sockaddr_un un = { .sun_family = AF_UNIX };
-    int dir, fd = -1;
-    bool ok = false;
-    char path[64];
-    if (message_socket_path(path, &dir, a->dir, NULL) != OK) return false;
-    (void)snprintf(un.sun_path, sizeof un.sun_path, "%s", path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&un, sizeof un) == 0) {
-        struct conn *c = xcalloc(1, sizeof *c);
-        (void)uv_pipe_init(a->d->loop, &c->pipe, 0);
-        c->pipe.data = c;
-        c->a = a;
-        a->conn = c;
-        if (uv_pipe_open(&c->pipe, fd) == 0) {
-            fd = -1;
-            ok = true;
-            /* records not yet committed come again, so drop what waits here */
-            for (int i = 0; i < a->n_q; i++) cJSON_Delete(a->q[i].m);
-            a->n_q = 0;
-            a->seen_seq = a->last_seq;
-            cJSON *m = message("attach");
-            json_add_str(m, "nonce", a->nonce);
-            json_add_int(m, "after_seq", a->last_seq);
-            tell(a, m);
-            (void)uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read);
-        } else conn_drop(a);
-    }
-    if (fd >= 0) (void)close(fd);
-    (void)close(dir);
-    return ok;
 }
 
 /* --- starting --- */
@@ -404,75 +287,7 @@ static int write_spec(struct attempt *a, struct error *err)
     return rc;
 }
 
-struct child { uv_process_t process; struct daemon *d; int64_t job, n; struct child *next; };
-static struct child *children;      /* keepers this process started and has not reaped */
-
-static void on_child_closed(uv_handle_t *h)
-{
-    for (struct child **p = &children; *p; p = &(*p)->next)
-        if (*p == h->data) { *p = (*p)->next; break; }
-    free(h->data);
-}
-
-static void on_keeper_exit(uv_process_t *p, int64_t status, int sig)
-{
-    struct child *c = p->data;
-    struct job *j = job_find(c->d, c->job);
-    if (j && j->attempt && j->attempt->n == c->n && j->attempt->exit == NULL)
-        log_line("warning", "j%lld: its keeper ended (code %lld, signal %d)", (long long)c->job, (long long)status, sig);
-    uv_close((uv_handle_t *)p, on_child_closed);
-}
-
-static int spawn(struct attempt *a, struct error *err)
-{
-    struct daemon *d = a->d;
-    char job[24], n[24], env_nonce[80], *spec = xasprintf("%s/spec.json", a->dir), *log = xasprintf("%s/keeper.log", a->dir), gpus[4096] = "CUDA_VISIBLE_DEVICES=";
-    (void)snprintf(job, sizeof job, "j%lld", (long long)a->j->row.id);
-    (void)snprintf(n, sizeof n, "%lld", (long long)a->n);
-    (void)snprintf(env_nonce, sizeof env_nonce, "RINGMASTER_ATTEMPT=%s", a->nonce);
-    char *args[] = { d->keeper, "--dir", a->dir, "--spec", spec, "--job", job, "--attempt", n, "--nonce", a->nonce, NULL };
-    size_t n_env = 0, at = strlen(gpus);
-    extern char **environ;
-    while (environ[n_env]) n_env++;
-    char **env = xcalloc(n_env + 4, sizeof *env), *worker = xasprintf("RM_WORKER=%s", d->worker ? d->worker : "");
-    size_t k = 0;
-    for (size_t i = 0; i < n_env; i++)
-        if (strncmp(environ[i], "RINGMASTER_", 11) != 0 && strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 && strncmp(environ[i], "WATCHDOG_", 9) != 0 &&
-            !(a->j->gpu && strncmp(environ[i], "CUDA_VISIBLE_DEVICES=", 21) == 0)) env[k++] = environ[i];
-    env[k++] = env_nonce;
-    if (*d->set.worker) env[k++] = worker;
-    if (a->j->gpu) {
-        for (int i = 0; i < d->n_slots; i++)
-            if (d->slots[i].job == a->j->row.id) at += (size_t)snprintf(gpus + at, sizeof gpus - at, "%s%s", gpus[at - 1] == '=' ? "" : ",", d->slots[i].id);
-        env[k++] = gpus;
-    }
-    int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600), rc = OK;
-    uv_stdio_container_t io[3] = { { .flags = UV_IGNORE }, { .flags = fd >= 0 ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fd }, { .flags = fd >= 0 ? UV_INHERIT_FD : UV_IGNORE, .data.fd = fd } };
-    struct child *c = xcalloc(1, sizeof *c);
-    *c = (struct child){ .d = d, .job = a->j->row.id, .n = a->n };
-    c->process.data = c;
-    uv_process_options_t o = { .exit_cb = on_keeper_exit, .file = d->keeper, .args = args, .env = env, .cwd = a->dir, .flags = UV_PROCESS_DETACHED, .stdio_count = 3, .stdio = io };
-    int e = d->keeper ? uv_spawn(d->loop, &c->process, &o) : UV_ENOENT;
-    if (e != 0) {
-        rc = error_set(err, E_IO, "cannot start ringmaster-keeper: %s", uv_strerror(e));
-        if (d->keeper) uv_close((uv_handle_t *)&c->process, on_child_closed);
-        else free(c);
-    } else {
-        c->next = children;
-        children = c;
-        a->pid = c->process.pid;
-        a->start_time = proc_start_time(a->pid);
-        a->child = true;
-    }
-    if (fd >= 0) (void)close(fd);
-    free(env);
-    free(worker);
-    free(spec);
-    free(log);
-    return rc;
-}
-
-static cJSON *verdict(struct attempt *a, const char *state, const char *reason, const char *fmt, const char *arg)
+cJSON *attempt_verdict(struct attempt *a, const char *state, const char *reason, const char *fmt, const char *arg)
 {
     char detail[700];
     (void)snprintf(detail, sizeof detail, fmt, arg);
@@ -506,8 +321,8 @@ int attempt_start(struct daemon *d, struct job *j, struct error *err)
     a->settled = true;
     j->attempt = a;
     failpoint("after_commit");
-    if (spawn(a, err) != OK) {
-        a->exit = verdict(a, "failed", "spawn_failed", "%s", err->text);
+    if (a->by->start(a, err) != OK) {
+        a->exit = attempt_verdict(a, "failed", "spawn_failed", "%s", err->text);
         return OK;              /* the attempt exists; it ends like any other */
     }
     failpoint("after_spawn");
@@ -517,21 +332,22 @@ int attempt_start(struct daemon *d, struct job *j, struct error *err)
 
 /* --- ending --- */
 
-/* Reads what the keeper wrote but could not send. */
-static void read_spool(struct attempt *a)
+static void on_line(void *a, cJSON *msg) { attempt_hears(a, msg); }
+
+void attempt_read_spool(struct attempt *a)
 {
     char *path = xasprintf("%s/spool", a->dir), *buf = xmalloc(65536);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd >= 0) {
-        struct conn c = { .a = a };     /* the same door as the socket */
+        struct line_reader reader = { 0 };
         bool greeted = a->greeted;
         a->greeted = true;
         for (ssize_t n; (n = read(fd, buf, 65536)) > 0;) {
-            line_reader_feed(&c.reader, buf, (size_t)n, on_keeper_line, &c);
+            line_reader_feed(&reader, buf, (size_t)n, on_line, a);
             if (a->n_q > PENDING_MAX) attempts_flush(a->d);
         }
-        a->bad_frames += c.reader.oversized + c.reader.malformed;
-        line_reader_release(&c.reader);
+        attempt_bad_frames(a, reader.oversized + reader.malformed);
+        line_reader_release(&reader);
         (void)close(fd);
         a->greeted = greeted;
     }
@@ -539,7 +355,7 @@ static void read_spool(struct attempt *a)
     free(path);
 }
 
-static bool read_exit(struct attempt *a)
+bool attempt_read_exit(struct attempt *a)
 {
     static const struct json_limits limits = { 4u << 20, 32, 200000 };
     char *path = xasprintf("%s/exit.json", a->dir);
@@ -682,26 +498,8 @@ static void tick(struct attempt *a)
     struct daemon *d = a->d;
     struct job *j = a->j;
     struct error err;
-    int64_t now = mono_ms(), first = 0;
-    if (a->exit == NULL && a->conn == NULL && now >= a->connect_mono_ms) {
-        a->connect_mono_ms = now + CONNECT_EVERY_MS;
-        if (!try_connect(a)) {
-            bool alive = a->pid > 0 ? a->start_time > 0 && proc_start_time(a->pid) == a->start_time : proc_of_attempt(a->nonce, 0, 0, &first) > 0;
-            if (read_exit(a)) read_spool(a);
-            else if (!alive) {
-                if (a->gone_mono_ms == 0) a->gone_mono_ms = now;
-                if (now - a->gone_mono_ms >= RAISED_WAIT_MS / 4) {     /* looked again: it might have been between fork and exec */
-                    read_spool(a);
-                    bool never = a->pid == 0 && a->n_q == 0 && a->last_seq == 0;
-                    a->exit = never ? verdict(a, "failed", "not_started", "%s", "the coordinator died before the keeper was started")
-                                    : verdict(a, "failed", "lost", "the keeper is gone and left no exit record%s", "");
-                }
-            } else if (now - a->begun_mono_ms > d->set.start_timeout_ms && a->seen_seq == 0 && j->row.state == JOB_STARTING) {
-                (void)proc_of_attempt(a->nonce, 0, SIGKILL, NULL);
-                a->exit = verdict(a, "failed", "start_timeout", "the keeper did not answer within start_timeout_ms%s", "");
-            } else if (now - a->begun_mono_ms > ADOPT_MS) a->settled = true;     /* alive, silent: readiness does not wait for it */
-        } else a->gone_mono_ms = 0;
-    }
+    int64_t now = mono_ms();
+    if (a->exit == NULL) a->by->look(a);
     if (a->greeted) tell_stop(a);
     if (a->exit == NULL && j->row.state == JOB_STARTING && j->row.want == WANT_RUN && a->n_ready == a->n_ranks)
         (void)job_move(d, j, JOB_RUNNING, NULL, NULL, &err);
@@ -711,22 +509,13 @@ static void tick(struct attempt *a)
     if (a->exit == NULL && a->stop_mono_ms > 0) {
         int64_t late = (j->row.want == WANT_KILL ? 0 : j->spec.grace_ms) + LATE_MS;
         if (j->row.want == WANT_PAUSE || j->row.want == WANT_REQUEUE) late += 60000;       /* a checkpoint takes its time */
-        if (now - a->stop_mono_ms > late) {
-            (void)proc_of_attempt(a->nonce, 0, SIGKILL, NULL);
-            a->exit = verdict(a, j->row.want >= WANT_CANCEL ? "cancelled" : "failed", "keeper_hung", "the keeper did not end the ranks in time; everything was killed%s", "");
-        }
+        if (now - a->stop_mono_ms > late) a->by->late(a);
     }
     if (a->exit == NULL) return;
     a->settled = true;
     if (a->n_q > 0) attempts_flush(d);
     if (a->n_q > 0) return;                     /* the store is not available: the end waits */
-    if (now < a->kill_mono_ms) return;
-    int64_t keeper = a->conn ? a->pid : 0;      /* a keeper that waits for our ack is no leftover */
-    if (proc_of_attempt(a->nonce, keeper, SIGKILL, &first) > 0) {
-        if (a->kill_mono_ms == 0) log_line("warning", "j%lld: process %lld was left of attempt %lld; killed", (long long)j->row.id, (long long)first, (long long)a->n);
-        a->kill_mono_ms = now + KILL_EVERY_MS;
-        return;
-    }
+    if (!a->by->empty(a)) return;
     settle(a);
 }
 
@@ -785,12 +574,8 @@ void attempt_adopt(struct daemon *d, struct job *j)
         if (!found) log_line("warning", "j%lld holds %s, which this configuration does not have", (long long)j->row.id, cJSON_IsString(id) ? id->valuestring : "?");
     }
     j->attempt = a;
-    const char *boot = json_str(row, "boot_id");
-    if (read_exit(a)) read_spool(a);
-    else if (boot && strcmp(boot, d->boot_id) != 0) {           /* the machine restarted: pids mean nothing, nothing can live */
-        read_spool(a);
-        a->exit = verdict(a, "failed", "lost", "the machine restarted while the job ran%s", "");
-    }
+    if (attempt_read_exit(a)) attempt_read_spool(a);
+    else a->by->adopt(a, row);
     if (j->row.want != WANT_RUN) a->stop_mono_ms = mono_ms();
     cJSON_Delete(row);
 }
@@ -806,8 +591,7 @@ void attempts_detach(struct daemon *d)
     attempts_flush(d);
     for (struct job *j = d->jobs; j; j = j->next)
         if (j->attempt) { attempt_free(j->attempt); j->attempt = NULL; }
-    for (struct child *c = children; c; c = c->next)
-        if (!uv_is_closing((uv_handle_t *)&c->process)) uv_close((uv_handle_t *)&c->process, on_child_closed);
+    launcher_local_stop();
 }
 
 /* --- to the store --- */
@@ -883,12 +667,9 @@ void attempts_flush(struct daemon *d)
         for (int k = 0; k < a->n_ranks; k++) a->rank[k].dirty = false;
         if (a->seen_seq > a->last_seq) {
             a->last_seq = a->seen_seq;
-            if (a->conn) tell_ack(a);
+            tell_ack(a);
         }
-        if (a->conn && a->conn->paused) {
-            a->conn->paused = false;
-            (void)uv_read_start((uv_stream_t *)&a->conn->pipe, on_alloc, on_read);
-        }
+        a->by->more(a);
     }
     free(rows);
     events_publish(d);
