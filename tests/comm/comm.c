@@ -34,20 +34,28 @@ static int all_to_all(struct comm_world *w, int rank, void *arg)
             for (int i = 0; i < M; i++) send[q * M + i] = ((round * n + rank) * n + q) * M + i;
             for (int i = 0; i < K; i++) send2[q * K + i] = -(((round * n + rank) * n + q) * K + i);
         }
-        struct comm_part parts[2] = { { recv, send, M * 4 }, { recv2, send2, K * 4 } };
+        struct comm_part parts[2] = { { recv, send, M * 4, 0, 0 }, { recv2, send2, K * 4, 0, 0 } };
         NEED(comm_all_to_all_parts(c, NULL, parts, 2, &err) == OK);
         for (int p = 0; p < n; p++) {
             for (int i = 0; i < M; i++) NEED(recv[p * M + i] == ((round * n + p) * n + rank) * M + i);
             for (int i = 0; i < K; i++) NEED(recv2[p * K + i] == -(((round * n + p) * n + rank) * K + i));
         }
+        enum { PART = 300 };                                    /* the same in pieces */
+        memset(recv, 0xff, (size_t)(M * n) * 4);
+        for (int at = 0; at < M; at += PART) {
+            struct comm_part piece = { recv + at, send + at, (M - at < PART ? M - at : PART) * 4, M * 4, M * 4 };
+            NEED(comm_all_to_all_parts(c, NULL, &piece, 1, &err) == OK);
+        }
+        for (int p = 0; p < n; p++)
+            for (int i = 0; i < M; i++) NEED(recv[p * M + i] == ((round * n + p) * n + rank) * M + i);
         memcpy(back, recv, (size_t)(M * n) * 4);
         NEED(comm_all_to_all(c, NULL, home, back, M * 4, &err) == OK);
         NEED(memcmp(home, send, (size_t)(M * n) * 4) == 0);
     }
     struct comm_count counts[COMM_KINDS];
     comm_counts(w, counts);
-    NEED(counts[COMM_ALL_TO_ALL].calls == (n > 1 ? 6 : 0));
-    NEED(counts[COMM_ALL_TO_ALL].bytes == 3 * (n - 1) * (2 * M * 4 + K * 4));
+    NEED(counts[COMM_ALL_TO_ALL].calls == (n > 1 ? 18 : 0));
+    NEED(counts[COMM_ALL_TO_ALL].bytes == 3 * (n - 1) * (3 * M * 4 + K * 4));
     free(recv);
     free(recv2);
     free(home);

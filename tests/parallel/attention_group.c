@@ -17,6 +17,7 @@ struct config {
     int U, R;
     int64_t H, Hkv, D, T, window, n_docs, cu[64];
     bool overlap, keep_all, kept_before;        /* kept_before: only o and lse kept, q k v fetched again */
+    int64_t limit;                              /* of an exchange, bytes */
 };
 
 static uint64_t state;
@@ -48,14 +49,15 @@ static struct config random_config(int seed, enum dtype dt)
         int64_t end = c.cu[c.n_docs] + pick(c.n_docs > 40, longest);
         c.cu[c.n_docs + 1] = end < c.T && c.n_docs < 60 ? end : c.T;
     }
+    c.limit = pick(0, 1) ? pick(1, 4000) : 0;
     return c;
 }
 
 static void describe(const struct config *c, int seed, int rank, const char *what)
 {
-    (void)fprintf(stderr, "seed %d rank %d: %s (%s U %d R %d H %lld Hkv %lld D %lld T %lld docs %lld window %lld overlap %d)\n", seed, rank, what,
+    (void)fprintf(stderr, "seed %d rank %d: %s (%s U %d R %d H %lld Hkv %lld D %lld T %lld docs %lld window %lld overlap %d limit %lld)\n", seed, rank, what,
                   dtype_name(c->dt), c->U, c->R, (long long)c->H, (long long)c->Hkv, (long long)c->D, (long long)c->T, (long long)c->n_docs,
-                  (long long)c->window, c->overlap);
+                  (long long)c->window, c->overlap, (long long)c->limit);
 }
 
 /* Element i of tensor `which`: in [-1, 1], different everywhere. */
@@ -235,7 +237,7 @@ static int bench_open(struct bench *b, const struct config *c, struct comm_world
     arena_init(&device, PLACE_DEVICE, b->device, MEMORY);
     arena_init(&host, PLACE_HOST, b->host, MEMORY);
     arena_init(&shared, PLACE_SHARED, comm_memory(w), MEMORY);
-    struct attn_dims d = { c->dt, c->H, c->Hkv, c->D, c->T + 0, c->n_docs, c->window, (float)(1 / sqrt((double)c->D)), c->overlap };
+    struct attn_dims d = { c->dt, c->H, c->Hkv, c->D, c->T + 0, c->n_docs, c->window, (float)(1 / sqrt((double)c->D)), c->overlap, c->limit };
     rc = attn_group_new(&b->g, ops, &b->m, d, &device, &shared, &host, err);
     if (rc == OK) rc = attn_group_row(b->g, b->s, &b->l, b->lc, b->ls, err);
     int64_t Tr, hq, hk, wide = b->Tl * c->H * c->D, narrow = b->Tl * c->Hkv * c->D;
@@ -389,34 +391,72 @@ static int finite_differences(struct comm_world *w, int rank, void *arg)
     return bad;
 }
 
-/* Forward twice, backward twice: the same bits (communication never decides an order of sums). */
+/* Forward and backward again and again give the same bits: communication never decides an order of sums, whether it overlaps or not,
+ * whether an exchange goes whole or in pieces of one token. In pieces it takes less memory. */
 static int same_bits(struct comm_world *w, int rank, void *arg)
 {
     (void)arg;
     kernel_cpu_threads(1);
-    struct config c = { .dt = DT_F32, .U = 2, .R = 4, .H = 4, .Hkv = 1, .D = 6, .T = 64, .n_docs = 2, .cu = { 0, 50, 64 }, .overlap = true };
-    struct error err = { 0 };
-    struct bench b;
-    if (bench_open(&b, &c, w, rank, &err) != OK) return 1;
-    int64_t wide = b.Tl * c.H * c.D, narrow = b.Tl * c.Hkv * c.D;
-    for (int64_t i = 0; i < wide; i++) set(c.dt, b.q, i, value(1, rank, i)), set(c.dt, b.dout, i, value(2, rank, i));
-    for (int64_t i = 0; i < narrow; i++) set(c.dt, b.k, i, value(3, rank, i)), set(c.dt, b.v, i, value(4, rank, i));
-    float *first = xmalloc((unsigned long)(wide + 2 * narrow) * 4);
+    static const struct { bool overlap; int64_t limit; } ways[] = { { true, 0 }, { true, 0 }, { false, 0 }, { true, 1 }, { false, 1 }, { true, 500 }, { true, 900 }, { false, 3000 }, { true, 1 << 30 } };
+    static const struct { int U, R; int64_t H, Hkv; } shapes[] = { { 2, 4, 4, 1 }, { 4, 2, 8, 2 }, { 8, 1, 8, 8 }, { 2, 2, 2, 2 } };
     int bad = 0;
-    for (int round = 0; round < 5 && !bad; round++) {
-        bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &b.kept, &err) != OK || attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, &b.kept, &err) != OK;
-        if (round == 0) {
-            memcpy(first, b.dq, (size_t)wide * 4);
-            memcpy(first + wide, b.dk, (size_t)narrow * 4);
-            memcpy(first + wide + narrow, b.dv, (size_t)narrow * 4);
+    for (int k = 0; k < (int)(sizeof shapes / sizeof shapes[0]) && !bad; k++) {
+        struct config c = { .dt = DT_F32, .U = shapes[k].U, .R = shapes[k].R, .H = shapes[k].H, .Hkv = shapes[k].Hkv, .D = 6, .T = 64, .n_docs = 2, .cu = { 0, 50, 64 } };
+        if (rank >= c.U * c.R) continue;
+        struct error err = { 0 };
+        float *first = NULL;
+        for (int i = 0; i < (int)(sizeof ways / sizeof ways[0]) && !bad; i++) {
+            struct bench b;
+            c.overlap = ways[i].overlap, c.limit = ways[i].limit;
+            if (bench_open(&b, &c, w, rank, &err) != OK) return 1;
+            int64_t wide = b.Tl * c.H * c.D, narrow = b.Tl * c.Hkv * c.D, all = 2 * wide + 2 * narrow;
+            for (int64_t j = 0; j < wide; j++) set(c.dt, b.q, j, value(1, rank, j)), set(c.dt, b.dout, j, value(2, rank, j));
+            for (int64_t j = 0; j < narrow; j++) set(c.dt, b.k, j, value(3, rank, j)), set(c.dt, b.v, j, value(4, rank, j));
+            bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &b.kept, &err) != OK || attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, &b.kept, &err) != OK;
+            float *got = xmalloc((unsigned long)all * 4);
+            memcpy(got, b.out, (size_t)wide * 4);
+            memcpy(got + wide, b.dq, (size_t)wide * 4);
+            memcpy(got + 2 * wide, b.dk, (size_t)narrow * 4);
+            memcpy(got + 2 * wide + narrow, b.dv, (size_t)narrow * 4);
+            if (!bad && first && memcmp(first, got, (size_t)all * 4) != 0) {
+                bad = 1;
+                (void)fprintf(stderr, "rank %d: U %d R %d overlap %d limit %lld gives other bits\n", rank, c.U, c.R, c.overlap, (long long)c.limit);
+            }
+            if (first) free(got);
+            else first = got;
+            bench_close(&b);
         }
-        bad = bad || memcmp(first, b.dq, (size_t)wide * 4) || memcmp(first + wide, b.dk, (size_t)narrow * 4) ||
-              memcmp(first + wide + narrow, b.dv, (size_t)narrow * 4);
+        if (err.text[0]) (void)fprintf(stderr, "rank %d: %s\n", rank, err.text);
+        free(first);
     }
-    free(first);
-    bench_close(&b);
     return bad;
 }
+
+/* What a group takes from the shared arena: the plan's figure. */
+static int64_t shared_bytes(int64_t limit)
+{
+    struct mesh m = { .world = 4, .dp = 1, .R = 1, .U = 4 };
+    struct attn_dims d = { DT_F32, 8, 4, 16, 4096, 4, 0, 0.25f, true, limit };
+    struct arena a[3];
+    struct attn_group *g;
+    struct error err;
+    for (int i = 0; i < 3; i++) arena_init(&a[i], (enum mem_place)i, NULL, 0);
+    ck_assert_int_eq(attn_group_new(&g, kernel_ops_cpu(), &m, d, &a[0], &a[1], &a[2], &err), OK);
+    int64_t n = a[1].peak;
+    attn_group_free(g);
+    for (int i = 0; i < 3; i++) arena_release_all(&a[i]);
+    return n;
+}
+
+START_TEST(pieces_take_less_memory)
+{
+    int64_t q = 4096 * 2 * 16 * 4, kv = 4096 * 1 * 16 * 4;
+    ck_assert_int_eq(shared_bytes(0), q + 2 * kv);
+    ck_assert_int_eq(shared_bytes(1 << 30), q + 2 * kv);
+    ck_assert_int_eq(shared_bytes(q + kv), q + kv);
+    ck_assert_int_eq(shared_bytes(1), q);           /* the output needs its place whole */
+}
+END_TEST
 
 static int run(rank_body *body, void *arg) { return ranks_run(WORLD, kernel_ops_cpu(), MEMORY, 20000, body, arg); }
 static const enum dtype types[] = { DT_F64, DT_F32 };
@@ -435,6 +475,7 @@ int main(void)
     tcase_add_loop_test(t, one_equals_many, 0, 2);
     tcase_add_test(t, gradients_are_slopes);
     tcase_add_test(t, deterministic);
+    tcase_add_test(t, pieces_take_less_memory);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);

@@ -133,7 +133,14 @@ int comm_all_to_all_parts(struct comm *c, struct stream *s, const struct comm_pa
 {
     assert(n_parts >= 1 && n_parts <= COMM_PARTS_MAX);
     int64_t bytes = 0;
-    for (int i = 0; i < n_parts; i++) bytes += parts[i].slice_bytes;
+    struct comm_part full[COMM_PARTS_MAX];
+    for (int i = 0; i < n_parts; i++) {
+        full[i] = parts[i];
+        bytes += full[i].slice_bytes;
+        if (full[i].recv_stride == 0) full[i].recv_stride = full[i].slice_bytes;
+        if (full[i].send_stride == 0) full[i].send_stride = full[i].slice_bytes;
+        assert(full[i].recv_stride >= full[i].slice_bytes && full[i].send_stride >= full[i].slice_bytes);
+    }
     if (bytes == 0) return OK;
     if (c->n == 1) {
         int rc = OK;
@@ -141,14 +148,14 @@ int comm_all_to_all_parts(struct comm *c, struct stream *s, const struct comm_pa
         return rc;
     }
     double t0 = call_start(c->w);
-    int rc = c->w->t->all_to_all(c, s, parts, n_parts, err);
+    int rc = c->w->t->all_to_all(c, s, full, n_parts, err);
     call_end(c->w, COMM_ALL_TO_ALL, (c->n - 1) * bytes, t0);
     return rc;
 }
 
 int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *send, int64_t slice_bytes, struct error *err)
 {
-    struct comm_part p = { recv, send, slice_bytes };
+    struct comm_part p = { .recv = recv, .send = send, .slice_bytes = slice_bytes };
     return comm_all_to_all_parts(c, s, &p, 1, err);
 }
 

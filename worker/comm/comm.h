@@ -40,10 +40,11 @@ int comm_size(const struct comm *c);
 void comm_counts(const struct comm_world *w, struct comm_count out[COMM_KINDS]);    /* since comm_open */
 void comm_close(struct comm_world *w);                  /* removes shared memory; safe after an error */
 
-/* One exchange of several tensors: for each part recv[p] = peer p's send[me], slices of slice_bytes, n of them in each buffer.
- * send lies in comm_memory, recv anywhere. One call; counts (n-1) * the parts' slice_bytes. */
+/* One exchange of several tensors: for each part recv[p] = peer p's send[me], slices of slice_bytes, n of them in each buffer, each
+ * stride after the one before (0: slice_bytes), so that an exchange may be a piece of a larger one. send lies in comm_memory, recv
+ * anywhere. One call; counts (n-1) * the parts' slice_bytes. */
 enum { COMM_PARTS_MAX = 4 };
-struct comm_part { void *recv; const void *send; int64_t slice_bytes; };
+struct comm_part { void *recv; const void *send; int64_t slice_bytes, recv_stride, send_stride; };
 int comm_all_to_all_parts(struct comm *c, struct stream *s, const struct comm_part *parts, int n_parts, struct error *err);
 int comm_all_to_all(struct comm *c, struct stream *s, void *recv, const void *send, int64_t slice_bytes, struct error *err);
 /* Ring step: send (in comm_memory) goes to rank+1, recv is filled from rank-1, while the caller computes. `send` must stay

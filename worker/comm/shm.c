@@ -357,7 +357,7 @@ static int shm_all_to_all(struct comm *c, struct stream *s, const struct comm_pa
     struct call mine = { .kind = COMM_ALL_TO_ALL, .n_parts = n_parts };
     for (int k = 0; k < n_parts; k++) {
         mine.bytes[k] = parts[k].slice_bytes;
-        mine.at[k] = shared_at(sh, parts[k].send, parts[k].slice_bytes * c->n);
+        mine.at[k] = shared_at(sh, parts[k].send, parts[k].send_stride * (c->n - 1) + parts[k].slice_bytes);
         assert(mine.at[k] >= 0 || parts[k].slice_bytes == 0);       /* comm.h: send lies in comm_memory */
     }
     struct call *peers = xmalloc(sizeof *peers * (unsigned long)c->n);
@@ -366,8 +366,8 @@ static int shm_all_to_all(struct comm *c, struct stream *s, const struct comm_pa
     for (int i = 0; i < c->n && rc == OK; i++) {        /* each rank starts at another peer, so that no one's memory is hit by all */
         int p = (c->me + i) % c->n;
         for (int k = 0; k < n_parts && rc == OK; k++) {
-            int64_t n = parts[k].slice_bytes;
-            rc = put(c, s, (char *)parts[k].recv + p * n, sh->seg[c->ranks[p]] + peers[p].at[k] + c->me * n, n, err);
+            char *from = sh->seg[c->ranks[p]] + peers[p].at[k] + c->me * parts[k].send_stride;
+            rc = put(c, s, (char *)parts[k].recv + p * parts[k].recv_stride, from, parts[k].slice_bytes, err);
         }
     }
     if (rc == OK) rc = meet_again(c, COMM_ALL_TO_ALL, err);

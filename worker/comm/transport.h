@@ -2,7 +2,7 @@
  *
  * comm.c checks arguments, counts calls and bytes and, for transports that are done when they return, time. A transport that
  * works behind the caller's back (nccl) sets `async` and adds busy_s, exposed_s and late_s to w->counts itself.
- * Transports are called only with groups of two ranks or more and with counts above 0. */
+ * Transports are called only with groups of two ranks or more and with counts above 0, all_to_all with strides filled in. */
 #ifndef RM_WORKER_COMM_TRANSPORT_H
 #define RM_WORKER_COMM_TRANSPORT_H
 

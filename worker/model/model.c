@@ -27,7 +27,8 @@ static int choose_attention(struct model *m, struct arena *device, struct arena 
         bool sliding = c->window > 0 && i >= c->window_from;
         struct attn_group **g = &m->attn[sliding];
         struct attn_dims d = { .dt = m->dt, .H = c->H, .Hkv = c->Hkv, .D = c->D, .max_T = m->max_T, .max_docs = m->max_docs,
-                               .window = sliding ? c->window : 0, .scale = (float)(1.0 / sqrt((double)c->D)), .overlap = m->spec->enable_sequence_overlap };
+                               .window = sliding ? c->window : 0, .scale = (float)(1.0 / sqrt((double)c->D)), .overlap = m->spec->enable_sequence_overlap,
+                               .exchange_limit = m->spec->exchange_limit_bytes };
         if (!*g) TRY(attn_group_new(g, m->ops, m->mesh, d, device, shared, host, err));
         m->layers[i].attn = *g;
     }

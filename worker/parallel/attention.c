@@ -1,6 +1,7 @@
 /* attention.c - attention over the group (see attention.h): exchange in over U, ring over R, exchange back.
  *
- *   in    q,k,v [Tl,H|Hkv,D] -> rotate, pack by destination -> a2a -> [Tr,hq|hk,D]; what arrives is already in ring-local order
+ *   in    q,k,v [Tl,H|Hkv,D] -> rotate, pack by destination -> a2a -> [Tr,hq|hk,D]; what arrives is already in ring-local order.
+ *         More than exchange_limit goes in pieces of so many tokens, each packed where the one before was
  *   ring  R = 1: the plain kernel. Else at step t rank r holds keys and values of owner (r-t) mod R and passes them on while it computes;
  *         o and lse accumulate in fp32 (the merge is the kernel's). Two buffers: one is read and sent, the other filled.
  *   back  o [Tr,hq,D] -> a2a, no packing -> [U,Tl,hq,D] -> [Tl,H,D]
@@ -29,12 +30,13 @@ struct attn_group {
     int64_t *head_q, *head_k;       /* [U] first head each destination gets */
 
     /* shared: what peers read */
-    void *xq, *xk, *xv;             /* [Tr,hq,D], [Tr,hk,D] x2 dt; U > 1 */
+    void *send;                     /* U > 1: [Tr,hq,D] dt at least, and one exchange of q, k, v, whole or a piece */
+    int64_t send_size;              /* elements */
     void *kv[2];                    /* [2,Tr,hk,D] dt; R > 1 */
     void *sum[2];                   /* [2,Tr,hk,D] acc; R > 1 */
     /* device */
     void *q, *k, *v;                /* [Tr,hq,D], [Tr,hk,D] x2 dt: not kept q,k,v, arriving o; backward: dout, arriving dq, dk, dv */
-    void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq; xq itself where the types are the same */
+    void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq; send itself where the types are the same */
     void *lse, *delta;              /* [hq,Tr] acc */
     void *part;                     /* [2,Tr,hk,D] acc: this rank's part of dk, dv */
     void *ws;
@@ -59,9 +61,17 @@ static void *at(enum dtype dt, void *p, int64_t elements)
     return (char *)p + elements * (int64_t)dtype_size(dt);
 }
 
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
 static struct attn_shape shape(const struct attn_group *g, int64_t Tr)
 {
     return (struct attn_shape){ .Tq = Tr, .Tk = Tr, .H = g->hq, .Hkv = g->hk, .D = g->d.D, .scale = g->d.scale, .window = g->d.window };
+}
+
+/* Most elements of one exchange, INT64_MAX where there is no limit. */
+static int64_t limit_of(const struct attn_dims *d)
+{
+    return d->exchange_limit > 0 ? max64(1, d->exchange_limit / (int64_t)dtype_size(d->dt)) : INT64_MAX;
 }
 
 int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const struct mesh *m, struct attn_dims d,
@@ -88,9 +98,9 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
     }
     int64_t Tr = d.max_T / R, D = d.D, hq = g->hq, hk = g->hk;
     if (U > 1) {
-        g->xq = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hq, D, 0, "attn.send_q");
-        g->xk = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hk, D, 0, "attn.send_k");
-        g->xv = arena_take(shared, MEM_COMMUNICATION, d.dt, Tr, hk, D, 0, "attn.send_v");
+        int64_t whole = Tr * (hq + 2 * hk) * D, least = U * (hq + 2 * hk) * D, limit = limit_of(&d);
+        g->send_size = max64(Tr * hq * D, limit < whole ? max64(limit, least) : whole);
+        g->send = arena_take(shared, MEM_COMMUNICATION, d.dt, g->send_size, 0, 0, 0, "attn.send");
     }
     for (int i = 0; i < 2 && R > 1; i++) {
         g->kv[i] = arena_take(shared, MEM_COMMUNICATION, d.dt, 2, Tr, hk, D, "attn.ring_kv%d", i);
@@ -101,7 +111,7 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
         g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
     }
-    g->o_acc = U > 1 && g->acc == d.dt ? g->xq : arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
+    g->o_acc = U > 1 && g->acc == d.dt ? g->send : arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
     g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, Tr, hk, D, "attn.dkv");
     g->lse = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.lse");
     g->delta = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.delta");
@@ -196,9 +206,13 @@ void attn_group_row_bytes(const struct attn_group *g, int64_t *fwd, int64_t *ref
 
 /* --- forward --- */
 
-static int pack(struct attn_group *g, struct stream *s, void *out, const void *in, bool rotate, const int64_t *head0, int64_t H, int64_t h, struct error *err)
+/* Tokens [from, from+n) of this rank, packed by destination: out [U,n,h,D]. */
+static int pack(struct attn_group *g, struct stream *s, void *out, const void *in, bool rotate, const int64_t *head0, int64_t H, int64_t h, int64_t from, int64_t n,
+                struct error *err)
 {
-    return checked(g, s, g->ops->rope_pack(s, g->d.dt, out, g->Tl * h * g->d.D, in, rotate ? g->cos : NULL, rotate ? g->sin : NULL, head0, g->Tl, H, g->d.D,
+    const char *x = (const char *)in + from * H * g->d.D * (int64_t)dtype_size(g->d.dt);
+    int64_t angle = from * (g->d.D / 2);
+    return checked(g, s, g->ops->rope_pack(s, g->d.dt, out, n * h * g->d.D, x, rotate ? g->cos + angle : NULL, rotate ? g->sin + angle : NULL, head0, n, H, g->d.D,
                                            g->m->U, h), "rope_pack", err);
 }
 
@@ -217,18 +231,56 @@ static int copy(struct attn_group *g, struct stream *s, void *dst, const void *s
 static int64_t q_size(const struct attn_group *g) { return g->Tr * g->hq * g->d.D; }
 static int64_t k_size(const struct attn_group *g) { return g->Tr * g->hk * g->d.D; }
 
-/* q, k, v of this rank's tokens -> rq, rk, rv: all tokens of the ring place, this rank's heads, rotated. */
+/* Tokens of each destination that one exchange of h heads may carry. */
+static int64_t piece(const struct attn_group *g, int64_t h)
+{
+    int64_t limit = limit_of(&g->d), each = g->m->U * h * g->d.D;
+    int64_t n = (limit < g->send_size ? limit : g->send_size) / each;
+    return n < 1 ? 1 : n < g->Tl ? n : g->Tl;
+}
+
+/* Tokens [from, from+n) of every slice of h heads: out of send, where the slices stand `apart` tokens from each other, to recv [U,Tl,h,D]. */
+static struct comm_part part_of(const struct attn_group *g, void *recv, const void *send, int64_t h, int64_t from, int64_t n, int64_t apart)
+{
+    int64_t token = h * g->d.D * (int64_t)dtype_size(g->d.dt);
+    return (struct comm_part){ .recv = (char *)recv + from * token, .send = send, .slice_bytes = n * token, .recv_stride = g->Tl * token, .send_stride = apart * token };
+}
+
+/* q, k, v of this rank's tokens -> rq, rk, rv: all tokens of the ring place, this rank's heads, rotated. k NULL: q alone, not rotated. */
 static int exchange_in(struct attn_group *g, struct stream *s, void *rq, void *rk, void *rv, const void *q, const void *k, const void *v, struct error *err)
 {
-    bool alone = g->m->U == 1;
-    int64_t b = (int64_t)dtype_size(g->d.dt), U = g->m->U;
-    int rc = pack(g, s, alone ? rq : g->xq, q, true, g->head_q, g->d.H, g->hq, err);
-    if (rc == OK) rc = pack(g, s, alone ? rk : g->xk, k, true, g->head_k, g->d.Hkv, g->hk, err);
-    if (rc == OK) rc = pack(g, s, alone ? rv : g->xv, v, false, g->head_k, g->d.Hkv, g->hk, err);
-    if (rc != OK || alone) return rc;
-    struct comm_part parts[3] = { { rq, g->xq, q_size(g) / U * b }, { rk, g->xk, k_size(g) / U * b }, { rv, g->xv, k_size(g) / U * b } };
-    return comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
+    bool alone = g->m->U == 1, rotate = k != NULL;
+    int64_t hq = g->hq, hk = k ? g->hk : 0, U = g->m->U, D = g->d.D, step = alone ? g->Tl : piece(g, hq + 2 * hk);
+    int rc = OK;
+    for (int64_t t = 0; t < g->Tl && rc == OK; t += step) {
+        int64_t n = g->Tl - t < step ? g->Tl - t : step;
+        void *sq = alone ? rq : g->send, *sk = alone ? rk : at(g->d.dt, sq, U * n * hq * D), *sv = alone ? rv : at(g->d.dt, sk, U * n * hk * D);
+        rc = pack(g, s, sq, q, rotate, g->head_q, g->d.H, hq, t, n, err);
+        if (rc == OK && k) rc = pack(g, s, sk, k, true, g->head_k, g->d.Hkv, hk, t, n, err);
+        if (rc == OK && k) rc = pack(g, s, sv, v, false, g->head_k, g->d.Hkv, hk, t, n, err);
+        if (rc != OK || alone) break;
+        struct comm_part parts[3] = { part_of(g, rq, sq, hq, t, n, n) };
+        if (k) parts[1] = part_of(g, rk, sk, hk, t, n, n), parts[2] = part_of(g, rv, sv, hk, t, n, n);
+        rc = comm_all_to_all_parts(g->m->uly, s, parts, k ? 3 : 1, err);
+    }
+    return rc;
 }
+
+/* send [U,Tl,hq,D], all tokens of the ring place -> g->q: this rank's tokens, all heads. */
+static int exchange_back(struct attn_group *g, struct stream *s, struct error *err)
+{
+    int64_t step = piece(g, g->hq);
+    int rc = OK;
+    for (int64_t t = 0; t < g->Tl && rc == OK; t += step) {
+        int64_t n = g->Tl - t < step ? g->Tl - t : step;
+        struct comm_part p = part_of(g, g->q, at(g->d.dt, g->send, t * g->hq * g->d.D), g->hq, t, n, g->Tl);
+        rc = comm_all_to_all_parts(g->m->uly, s, &p, 1, err);
+    }
+    return rc;
+}
+
+/* Whether dq, dk and dv go back in one exchange; then dk and dv wait in send behind dq, else in g->k and g->v. */
+static bool back_at_once(const struct attn_group *g) { return piece(g, g->hq + 2 * g->hk) == g->Tl; }
 
 /* Starts hop t (1…R-1) of keys and values out of buffer `from`, as far as this row needs it. */
 static int start_kv(struct attn_group *g, struct stream *s, int t, int from, struct comm_hop **h, struct error *err)
@@ -269,7 +321,7 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
     void *rq = keep->q ? keep->q : g->q;
     void *rk = ring ? g->kv[0] : keep->k ? keep->k : g->k;
     void *rv = ring ? at(g->d.dt, g->kv[0], k_size(g)) : keep->v ? keep->v : g->v;
-    void *lse = keep->lse ? keep->lse : g->lse, *o = alone ? out : g->xq;
+    void *lse = keep->lse ? keep->lse : g->lse, *o = alone ? out : g->send;
 
     int rc = exchange_in(g, s, rq, rk, rv, q, k, v, err);
     if (rc == OK && ring && keep->k) rc = copy(g, s, keep->k, rk, k_size(g), err);
@@ -284,7 +336,7 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
     }
     if (rc == OK && keep->o && keep->o != o) rc = copy(g, s, keep->o, o, q_size(g), err);
     if (rc != OK || alone) return rc;
-    rc = comm_all_to_all(g->m->uly, s, g->q, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
+    rc = exchange_back(g, s, err);
     return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
 }
 
@@ -297,8 +349,8 @@ int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, co
 int attn_group_return(struct attn_group *g, struct stream *s, void *out, const void *o, struct error *err)
 {
     if (g->m->U == 1) return out == o ? OK : copy(g, s, out, o, q_size(g), err);
-    int rc = copy(g, s, g->xq, o, q_size(g), err);
-    if (rc == OK) rc = comm_all_to_all(g->m->uly, s, g->q, g->xq, q_size(g) / g->m->U * (int64_t)dtype_size(g->d.dt), err);
+    int rc = copy(g, s, g->send, o, q_size(g), err);
+    if (rc == OK) rc = exchange_back(g, s, err);
     return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
 }
 
@@ -325,8 +377,41 @@ static int deliver_dkv(struct attn_group *g, struct stream *s, void *dkv, void *
         int rc = unpack(g, s, dk, g->acc, dkv, true, g->head_k, g->d.Hkv, g->hk, err);
         return rc == OK ? unpack(g, s, dv, g->acc, sum_v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;
     }
-    int rc = checked(g, s, g->ops->cast(s, g->d.dt, g->xk, g->acc, dkv, n), "cast", err);
-    return rc == OK ? checked(g, s, g->ops->cast(s, g->d.dt, g->xv, g->acc, sum_v, n), "cast", err) : rc;
+    bool whole = back_at_once(g);
+    void *to_k = whole ? at(g->d.dt, g->send, q_size(g)) : g->k, *to_v = whole ? at(g->d.dt, to_k, n) : g->v;
+    int rc = checked(g, s, g->ops->cast(s, g->d.dt, to_k, g->acc, dkv, n), "cast", err);
+    return rc == OK ? checked(g, s, g->ops->cast(s, g->d.dt, to_v, g->acc, sum_v, n), "cast", err) : rc;
+}
+
+/* dk and dv in pieces through send, out of g->k and g->v, and back into them: a piece is sent from the very places where it arrives. */
+static int exchange_dkv(struct attn_group *g, struct stream *s, struct error *err)
+{
+    int64_t hk = g->hk, U = g->m->U, width = hk * g->d.D, step = piece(g, 2 * hk);
+    int rc = OK;
+    for (int64_t t = 0; t < g->Tl && rc == OK; t += step) {
+        int64_t n = g->Tl - t < step ? g->Tl - t : step;
+        void *sk = g->send, *sv = at(g->d.dt, sk, U * n * width);
+        for (int64_t u = 0; u < U && rc == OK; u++) {
+            rc = copy(g, s, at(g->d.dt, sk, u * n * width), at(g->d.dt, g->k, (u * g->Tl + t) * width), n * width, err);
+            if (rc == OK) rc = copy(g, s, at(g->d.dt, sv, u * n * width), at(g->d.dt, g->v, (u * g->Tl + t) * width), n * width, err);
+        }
+        struct comm_part parts[2] = { part_of(g, g->k, sk, hk, t, n, n), part_of(g, g->v, sv, hk, t, n, n) };
+        if (rc == OK) rc = comm_all_to_all_parts(g->m->uly, s, parts, 2, err);
+    }
+    return rc;
+}
+
+/* dq in send; dk, dv as deliver_dkv left them. All to g->q, g->k, g->v at home. */
+static int exchange_grads(struct attn_group *g, struct stream *s, struct error *err)
+{
+    if (!back_at_once(g)) {
+        int rc = exchange_back(g, s, err);
+        return rc == OK ? exchange_dkv(g, s, err) : rc;
+    }
+    void *sk = at(g->d.dt, g->send, q_size(g)), *sv = at(g->d.dt, sk, k_size(g));
+    struct comm_part parts[3] = { part_of(g, g->q, g->send, g->hq, 0, g->Tl, g->Tl), part_of(g, g->k, sk, g->hk, 0, g->Tl, g->Tl),
+                                  part_of(g, g->v, sv, g->hk, 0, g->Tl, g->Tl) };
+    return comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
 }
 
 /* Adds up dq in o_acc and delivers this rank's own dk, dv. */
@@ -373,12 +458,11 @@ int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, v
 {
     assert(kept->q && kept->k && kept->v && kept->o && kept->lse);
     bool alone = g->m->U == 1;
-    int64_t b = (int64_t)dtype_size(g->d.dt), nq = q_size(g), nk = k_size(g), U = g->m->U;
+    int64_t nq = q_size(g), nk = k_size(g);
     const void *here = dout;                    /* [Tr,hq,D] */
     int rc = OK;
     if (!alone) {
-        rc = pack(g, s, g->xq, dout, false, g->head_q, g->d.H, g->hq, err);
-        if (rc == OK) rc = comm_all_to_all(g->m->uly, s, g->q, g->xq, nq / U * b, err);
+        rc = exchange_in(g, s, g->q, NULL, NULL, dout, NULL, NULL, err);
         here = g->q;
     }
     if (rc == OK) rc = checked(g, s, g->ops->attn_delta(s, g->d.dt, g->d.dt, g->delta, here, kept->o, g->Tr, g->hq, g->d.D), "attn_delta", err);
@@ -392,10 +476,8 @@ int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, v
         if (rc == OK) rc = deliver_dkv(g, s, g->part, dk, dv, err);
     }
     if (rc == OK && alone) return unpack(g, s, dq, g->acc, g->o_acc, true, g->head_q, g->d.H, g->hq, err);
-    if (rc == OK && g->o_acc != g->xq) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->xq, g->acc, g->o_acc, nq), "cast", err);
-    if (rc != OK) return rc;
-    struct comm_part parts[3] = { { g->q, g->xq, nq / U * b }, { g->k, g->xk, nk / U * b }, { g->v, g->xv, nk / U * b } };
-    rc = comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
+    if (rc == OK && g->o_acc != g->send) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->send, g->acc, g->o_acc, nq), "cast", err);
+    if (rc == OK) rc = exchange_grads(g, s, err);
     if (rc == OK) rc = unpack(g, s, dq, g->d.dt, g->q, true, g->head_q, g->d.H, g->hq, err);
     if (rc == OK) rc = unpack(g, s, dk, g->d.dt, g->k, true, g->head_k, g->d.Hkv, g->hk, err);
     return rc == OK ? unpack(g, s, dv, g->d.dt, g->v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;

@@ -19,6 +19,7 @@ struct attn_dims {
     int64_t window;
     float scale;
     bool overlap;               /* enable_sequence_overlap */
+    int64_t exchange_limit;     /* most bytes a rank puts into one exchange over U; 0: any (exchange_limit_bytes) */
 };
 
 /* What a layer keeps from forward for backward; the engine owns the memory by its policy. NULL members: not kept. */
