@@ -55,6 +55,9 @@ struct attn_shape {
     int64_t window;                 /* sliding window in tokens, 0 = none */
 };
 
+/* attn_impl of the job spec. AUTO may take the vendor's library, FLASH takes our own kernel, EAGER the plain one. */
+enum attn_impl { ATTN_AUTO, ATTN_FLASH, ATTN_EAGER };
+
 struct device_info {
     char name[128], uuid[64];       /* "cpu" / the card's name */
     int64_t total_bytes, free_bytes;
@@ -146,6 +149,13 @@ struct kernel_ops {
     int  (*attn_bwd)(struct stream *s, enum dtype dt, void *dq, void *dk, void *dv, const void *dout, const void *q, const void *k,
                      const void *v, const void *lse, const void *delta, struct attn_shape n, struct attn_spans spans, void *ws);
     size_t (*attn_ws)(enum dtype dt, struct attn_shape n, int64_t max_spans);
+    /* Chooses among the kernels `s` has, once, before the first step; without it `s` does as ATTN_FLASH. n: the largest shape to come. ATTN_AUTO
+     * on CUDA may open cuDNN: only where docs/cuda.md says it is eligible and after it agreed with our own kernel on small cases; its memory
+     * is taken here. Never an error: what cannot be had falls back, and attn_name says to what and why. */
+    void (*attn_choose)(struct stream *s, enum attn_impl impl, enum dtype dt, struct attn_shape n);
+    /* What would run for this shape, for the log and the page: "flash", "cudnn 9.19.0", "plain: flash takes bfloat16 and …". Valid until the
+     * next call on s. */
+    const char *(*attn_name)(struct stream *s, enum dtype dt, struct attn_shape n);
 
     /* --- loss --- */
     /* For each row: loss[n] = weight[n] * (logsumexp(z) - z[label]); 0 when label < 0. correct[n] = 1 if argmax(z) == label and label >= 0,

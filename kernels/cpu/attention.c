@@ -65,10 +65,21 @@ static size_t attn_ws(enum dtype dt, struct attn_shape n, int64_t max_spans)
     return dt == DT_F64 ? 0 : ISA(attn_ws_tiles)(n, max_spans);
 }
 
+/* One kernel for every choice: it is tiled, and exact. */
+static void attn_choose(struct stream *s, enum attn_impl impl, enum dtype dt, struct attn_shape n) { (void)s, (void)impl, (void)dt, (void)n; }
+
+static const char *attn_name(struct stream *s, enum dtype dt, struct attn_shape n)
+{
+    (void)s, (void)n;
+    return dt == DT_F64 ? "rows in float64" : "tiled";
+}
+
 void ISA(fill_attention)(struct kernel_ops *ops)
 {
     ops->attn_fwd = attn_fwd;
     ops->attn_delta = attn_delta;
     ops->attn_bwd = attn_bwd;
     ops->attn_ws = attn_ws;
+    ops->attn_choose = attn_choose;
+    ops->attn_name = attn_name;
 }

@@ -1,6 +1,8 @@
 // attention.cu - the attention entries of the table: checks, what no span covers, delta, and which kernel runs.
 #include "kernels/cuda/attention.h"
 
+#include <stdio.h>
+
 #include "kernels/cuda/common.cuh"
 
 static int check(struct stream *s, const char *op, enum dtype dt, struct attn_shape n)
@@ -14,7 +16,7 @@ static int check(struct stream *s, const char *op, enum dtype dt, struct attn_sh
     return OK;
 }
 
-static bool flash_takes(enum dtype dt, struct attn_shape n) { return dt == DT_BF16 && n.D % 8 == 0; }
+static bool flash_takes(const struct stream *s, enum dtype dt, struct attn_shape n) { return s->attn != ATTN_EAGER && dt == DT_BF16 && n.D % 8 == 0; }
 
 template <class OUT> static __global__ void empty_rows_kernel(OUT *o, float *lse, int64_t n_o, int64_t n_lse)
 {
@@ -55,7 +57,7 @@ static int attn_fwd(struct stream *s, enum dtype dt, enum dtype dto, void *o, vo
         if ((rc = cuda_status(s, e, "attn_fwd")) != OK) return rc;
     }
     if (spans.n == 0) return OK;
-    return flash_takes(dt, n) ? flash_fwd(s, dto, o, (float *)lse, q, k, v, n, spans, merge, ws) : plain_fwd(s, dt, dto, o, (float *)lse, q, k, v, n, spans, merge, ws);
+    return flash_takes(s, dt, n) ? flash_fwd(s, dto, o, (float *)lse, q, k, v, n, spans, merge, ws) : plain_fwd(s, dt, dto, o, (float *)lse, q, k, v, n, spans, merge, ws);
 }
 
 static int attn_delta(struct stream *s, enum dtype dt, enum dtype dto, void *delta, const void *dout, const void *o, int64_t T, int64_t H, int64_t D)
@@ -75,7 +77,7 @@ static int attn_bwd(struct stream *s, enum dtype dt, void *dq, void *dk, void *d
 {
     int rc = check(s, "attn_bwd", dt, n);
     if (rc != OK || n.Tq == 0 || spans.n == 0) return rc;
-    if (flash_takes(dt, n)) return flash_bwd(s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
+    if (flash_takes(s, dt, n)) return flash_bwd(s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
     return plain_bwd(s, dt, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
 }
 
@@ -86,8 +88,25 @@ static size_t attn_ws(enum dtype dt, struct attn_shape n, int64_t max_spans)
     return 2 * span_table_bytes(max_spans);
 }
 
+static void attn_choose(struct stream *s, enum attn_impl impl, enum dtype dt, struct attn_shape n)
+{
+    (void)dt;
+    (void)n;
+    s->attn = impl;
+}
+
+static const char *attn_name(struct stream *s, enum dtype dt, struct attn_shape n)
+{
+    if (flash_takes(s, dt, n)) return "flash";
+    if (s->attn == ATTN_EAGER) return "plain";
+    (void)snprintf(s->attn_text, sizeof s->attn_text, "plain: flash takes bfloat16 and head widths that are multiples of 8, this is %s and %lld", dtype_name(dt), (long long)n.D);
+    return s->attn_text;
+}
+
 extern "C" void cuda_fill_attention(struct kernel_ops *ops)
 {
+    ops->attn_choose = attn_choose;
+    ops->attn_name = attn_name;
     ops->attn_fwd = attn_fwd;
     ops->attn_delta = attn_delta;
     ops->attn_bwd = attn_bwd;

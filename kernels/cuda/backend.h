@@ -10,11 +10,16 @@
 extern "C" {
 #endif
 
+enum { CUDA_SUM_PARTS = 512 };
+
 struct stream {
     cudaStream_t q;
     bool deterministic;
     void *blas;                 /* matmul.c's handle and plans; made with the stream */
+    double *parts;              /* [CUDA_SUM_PARTS], device: sumsq's partial sums */
+    enum attn_impl attn;        /* attn_choose; ATTN_FLASH until then (stream_new) */
     char text[300];             /* why the last call failed */
+    char attn_text[300];        /* attn_name's answer */
 };
 
 /* Records why a shape is refused and returns E_INVALID. */

@@ -105,6 +105,7 @@ static void stream_free(struct stream *s)
 {
     if (s == NULL) return;
     cuda_matmul_release(s);
+    if (s->parts) (void)cudaFree(s->parts);
     if (s->q) (void)cudaStreamDestroy(s->q);
     free(s);
 }
@@ -113,8 +114,10 @@ static int stream_new(struct stream **out, bool deterministic, struct error *err
 {
     struct stream *s = xcalloc(1, sizeof *s);
     s->deterministic = deterministic;
+    s->attn = ATTN_FLASH;
     *out = NULL;
     cudaError_t e = cudaStreamCreateWithFlags(&s->q, cudaStreamNonBlocking);
+    if (e == cudaSuccess) e = cudaMalloc((void **)&s->parts, CUDA_SUM_PARTS * sizeof *s->parts);
     int rc = e == cudaSuccess ? cuda_matmul_prepare(s, err) : failed(err, e, "make a CUDA stream");
     if (rc == OK) *out = s;
     else stream_free(s);

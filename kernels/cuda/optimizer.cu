@@ -1,21 +1,22 @@
 // optimizer.cu - gradient norm and AdamW, one pass over the parameters.
 #include "kernels/cuda/common.cuh"
 
-enum { SUM_BLOCKS = 256 };
-
-// Parts depend on n alone and are added in order by one thread: the same bits on every card.
-static __global__ void sumsq_kernel(double *out, const float *x, int64_t n)
+// Parts depend on n alone, a block sums one of them, and one thread adds them in order: the same bits on every card.
+static __global__ void sumsq_parts_kernel(double *parts, const float *x, int64_t n)
 {
     GPU_SHARED(double, partial, [32]);
+    int64_t len = (n + gridDim.x - 1) / gridDim.x, end = (blockIdx.x + 1) * len < n ? (blockIdx.x + 1) * len : n;
+    double sum = 0.0;
+    for (int64_t i = blockIdx.x * len + threadIdx.x; i < end; i += THREADS) sum += (double)x[i] * (double)x[i];
+    sum = block_sum(sum, &partial[0]);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+static __global__ void sumsq_total_kernel(double *out, const double *parts, int n)
+{
     double total = 0.0;
-    int64_t len = (n + SUM_BLOCKS - 1) / SUM_BLOCKS;
-    for (int p = 0; p < SUM_BLOCKS; p++) {
-        int64_t end = (p + 1) * len < n ? (p + 1) * len : n;
-        double sum = 0.0;
-        for (int64_t i = p * len + threadIdx.x; i < end; i += THREADS) sum += (double)x[i] * (double)x[i];
-        total += block_sum(sum, &partial[0]);
-    }
-    if (threadIdx.x == 0) out[0] += total;
+    for (int p = 0; p < n; p++) total += parts[p];
+    out[0] += total;
 }
 
 struct adam { float gscale, step, inv_root, decay, c1, f2, c2, eps; };
@@ -35,7 +36,9 @@ static __global__ void adamw_kernel(float *w32, gbf16 *w16, float *m, float *v, 
 static int sumsq(struct stream *s, double *out, const float *x, int64_t n)
 {
     if (n == 0) return OK;
-    return cuda_status(s, GPU_LAUNCH(sumsq_kernel, dim3(1), dim3(THREADS), 0, s->q, out, x, n), "sumsq");
+    int parts = n < CUDA_SUM_PARTS * 4096 ? (int)((n + 4095) / 4096) : CUDA_SUM_PARTS;
+    int rc = cuda_status(s, GPU_LAUNCH(sumsq_parts_kernel, dim3((unsigned)parts), dim3(THREADS), 0, s->q, s->parts, x, n), "sumsq");
+    return rc == OK ? cuda_status(s, GPU_LAUNCH(sumsq_total_kernel, dim3(1), dim3(1), 0, s->q, out, (const double *)s->parts, parts), "sumsq") : rc;
 }
 
 static int adamw(struct stream *s, float *w32, bf16 *w16, float *m, float *v, const float *g, int64_t n, float gscale, double lr, double b1, double b2,
