@@ -1,6 +1,7 @@
 /* api_admin.c - the page, health, schema, queue and devices, tokens, audit, figures of the coordinator itself. */
 #include "daemon/api.h"
 
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -171,6 +172,12 @@ static int64_t rss_bytes(void)
     return (int64_t)resident * sysconf(_SC_PAGESIZE);
 }
 
+static int64_t heap_bytes(void)
+{
+    struct mallinfo2 m = mallinfo2();
+    return (int64_t)(m.uordblks + m.hblkhd);
+}
+
 static bool take_count(void *arg, struct store_row *r)
 {
     add(arg, "ringmaster_jobs{state=\"%s\"} %lld\n", row_text(r, 0), (long long)row_int(r, 1));
@@ -195,6 +202,8 @@ void prometheus(struct daemon *d, struct request *q)
     metric(&t, "ringmaster_wal_bytes", "gauge", "Length of the database's write-ahead log.", store_wal_bytes(d->store));
     metric(&t, "ringmaster_loop_lag_ms_max", "gauge", "Longest delay of the loop's tick in the last minute.", d->lag_ms_max);
     metric(&t, "process_resident_memory_bytes", "gauge", "Resident memory.", rss_bytes());
+    metric(&t, "ringmaster_heap_bytes", "gauge", "Allocated and not freed.", heap_bytes());
+    metric(&t, "ringmaster_store_heap_bytes", "gauge", "Part of it that SQLite holds, its page cache above all.", store_heap_bytes());
     metric(&t, "ringmaster_uptime_seconds", "gauge", "Since start.", (mono_ms() - d->started_mono_ms) / 1000);
     add(&t, "# HELP ringmaster_http_responses_total Replies by class.\n# TYPE ringmaster_http_responses_total counter\n");
     for (int i = 2; i <= 5; i++) add(&t, "ringmaster_http_responses_total{class=\"%dxx\"} %lld\n", i, (long long)http_count(d->http, i));

@@ -11,6 +11,7 @@
 
 #include "daemon/attempt.h"
 #include "daemon/daemon.h"
+#include "daemon/keeper/ranklog.h"
 #include "daemon/metrics.h"
 #include "daemon/sse.h"
 
@@ -60,14 +61,16 @@ void job_ranks(struct daemon *d, struct request *q)
 
 /* --- logs --- */
 
-/* The last lines of fd that hold grep (NULL: all), at most max of them, out of its last TAIL_BYTES. */
-static char *tail_lines(int fd, int64_t max, const char *grep, size_t *len, int64_t *found)
+/* The last lines of fd that hold grep (NULL: all), at most max of them, out of its last TAIL_BYTES, none from before byte `first`. */
+static char *tail_lines(int fd, int64_t first, int64_t max, const char *grep, size_t *len, int64_t *found)
 {
     struct stat st;
     *len = 0;
     *found = 0;
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) return NULL;
     off_t from = st.st_size > TAIL_BYTES ? st.st_size - TAIL_BYTES : 0;
+    if (first > st.st_size) first = st.st_size;
+    if (first > from) from = first;
     char *buf = xmalloc((size_t)(st.st_size - from) + 2), *out;
     size_t n = 0;
     for (ssize_t got; n < (size_t)(st.st_size - from) && (got = pread(fd, buf + n, (size_t)(st.st_size - from) - n, from + (off_t)n)) > 0; n += (size_t)got) { }
@@ -106,16 +109,42 @@ static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *r
     return fd;
 }
 
-/* The last lines of a rank, across a rotation. NULL: it printed nothing yet. */
-static char *tail_rank(struct daemon *d, int64_t id, int64_t attempt, const char *rank, int64_t max, const char *grep, size_t *len)
+/* The byte of a log (old: of the one before its rotation) from which all was printed since `ms`; up to a second more. 0: from its
+ * start. *whole: all of it is younger. Without its file of times nothing is left out. */
+static int64_t byte_since(struct daemon *d, int64_t id, int64_t attempt, const char *rank, bool old, int64_t ms, bool *whole)
 {
-    int64_t found = 0, more;
+    char *path = xasprintf("%s/jobs/j%lld/attempt-%lld/rank-%s.log%s.times", d->set.home, (long long)id, (long long)attempt, rank, old ? ".1" : "");
+    int fd = ms > 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
+    struct ranklog_time e;
+    int64_t found = 0;
+    struct stat st;
+    *whole = true;
+    free(path);
+    if (fd < 0) return 0;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))     /* the last entry not after ms, by halving: times rise but where a clock was set back */
+        for (int64_t lo = 0, hi = st.st_size / (int64_t)sizeof e; lo < hi;) {
+            int64_t mid = lo + (hi - lo) / 2;
+            if (pread(fd, &e, sizeof e, (off_t)(mid * (int64_t)sizeof e)) != (ssize_t)sizeof e) break;
+            if (e.ms <= ms) { found = e.offset > 0 ? e.offset : 0; *whole = false; lo = mid + 1; }
+            else hi = mid;
+        }
+    (void)close(fd);
+    return found;
+}
+
+/* The last lines of a rank, across a rotation; since: ms since 1970, 0 for all. NULL: it printed nothing yet. */
+static char *tail_rank(struct daemon *d, int64_t id, int64_t attempt, const char *rank, int64_t since, int64_t max, const char *grep, size_t *len)
+{
+    int64_t found = 0, more, first;
     size_t older = 0;
+    bool whole;
     int fd = open_log(d, id, attempt, rank, false);
-    char *now = fd >= 0 ? tail_lines(fd, max, grep, len, &found) : NULL, *before = NULL;
+    first = byte_since(d, id, attempt, rank, false, since, &whole);
+    char *now = fd >= 0 ? tail_lines(fd, first, max, grep, len, &found) : NULL, *before = NULL;
     if (fd >= 0) (void)close(fd);
-    if (found < max && (fd = open_log(d, id, attempt, rank, true)) >= 0) {
-        before = tail_lines(fd, max - found, grep, &older, &more);
+    if (whole && found < max && (fd = open_log(d, id, attempt, rank, true)) >= 0) {
+        first = byte_since(d, id, attempt, rank, true, since, &whole);
+        before = tail_lines(fd, first, max - found, grep, &older, &more);
         (void)close(fd);
     }
     if (before == NULL) return now;
@@ -129,14 +158,14 @@ static char *tail_rank(struct daemon *d, int64_t id, int64_t attempt, const char
 
 void job_logs(struct daemon *d, struct request *q)
 {
-    int64_t id, attempt = 0, tail, n, ranks = 1;
+    int64_t id, attempt = 0, tail, since, n, ranks = 1;
     const char *rank = request_arg(q, "rank"), *grep = request_arg(q, "grep");
     cJSON *o = stored_job(d, q, &id);
     if (o == NULL) return;
     (void)json_int(o, "attempt", &attempt);
     (void)json_int(o, "ranks", &ranks);
     cJSON_Delete(o);
-    if (!request_int(q, "tail", 0, 1000000, -1, &tail) || !request_int(q, "attempt", 1, 1000000, attempt, &n)) return;
+    if (!request_int(q, "tail", 0, 1000000, -1, &tail) || !request_int(q, "since", 0, INT64_C(1) << 52, 0, &since) || !request_int(q, "attempt", 1, 1000000, attempt, &n)) return;
     if (rank && strcmp(rank, "all") != 0 && strcmp(rank, "keeper") != 0 && (strlen(rank) > 5 || strspn(rank, "0123456789") != strlen(rank) || !*rank || atoll(rank) >= ranks)) {
         reply_problem(q, 400, "parameter", NULL, "rank: expected 0 to %lld, all or keeper", (long long)ranks - 1);
         return;
@@ -149,7 +178,7 @@ void job_logs(struct daemon *d, struct request *q)
             char name[24];
             (void)snprintf(name, sizeof name, "%lld", (long long)r);
             size_t part = 0;
-            char *lines = tail_rank(d, id, n, name, tail, grep, &part), *p = lines;
+            char *lines = tail_rank(d, id, n, name, since, tail, grep, &part), *p = lines;
             if (lines == NULL) continue;
             text = xrealloc(text, len + part * 2 + 64);
             while (p < lines + part) {
@@ -168,7 +197,7 @@ void job_logs(struct daemon *d, struct request *q)
     }
     char name[24];
     (void)snprintf(name, sizeof name, "%.20s", rank ? rank : "0");
-    if (tail < 0 && !grep) {
+    if (tail < 0 && !grep && since == 0) {
         int fd = open_log(d, id, n, name, false);
         if (fd < 0) { reply_text(q, 200, "text/plain; charset=utf-8", text, 0); return; }      /* nothing printed yet */
         free(text);
@@ -176,7 +205,7 @@ void job_logs(struct daemon *d, struct request *q)
         return;
     }
     free(text);
-    text = tail_rank(d, id, n, name, tail < 0 ? 1000000 : tail, grep, &len);
+    text = tail_rank(d, id, n, name, since, tail < 0 ? 1000000 : tail, grep, &len);
     reply_text(q, 200, "text/plain; charset=utf-8", text ? text : xstrdup(""), text ? len : 0);
 }
 

@@ -76,7 +76,8 @@ static void expire(struct daemon *d)
     (void)store_exec(d->store, NULL, "DELETE FROM idempotency WHERE created_ms<?", "i", now - INT64_C(48) * 3600 * 1000);
     (void)store_exec(d->store, NULL, "DELETE FROM deliveries WHERE state IN ('delivered','failed') AND next_ms<?", "i", now - INT64_C(7) * 24 * 3600 * 1000);
     (void)store_exec(d->store, NULL, "DELETE FROM tokens WHERE expires_ms<?", "i", now);
-    (void)store_exec(d->store, NULL, "DELETE FROM events WHERE id<(SELECT max(id) FROM events)-1000000", "");
+    (void)store_exec(d->store, NULL, "DELETE FROM events WHERE id<=(SELECT max(id) FROM events)-?", "i", d->set.keep_events);
+    (void)store_exec(d->store, NULL, "DELETE FROM audit WHERE id<=(SELECT max(id) FROM audit)-?", "i", d->set.keep_events);
     if (d->set.keep_days == 0) return;
     for (int i = 0; i < 20; i++) {
         int64_t id = store_int(d->store, 0, "SELECT id FROM jobs WHERE ended_ms>0 AND ended_ms<? AND state IN ('succeeded','failed','cancelled') ORDER BY id LIMIT 1", "i",

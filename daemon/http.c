@@ -1,7 +1,9 @@
 /* http.c - libmicrohttpd on our loop; see http.h.
  *
  * A suspended connection sees neither time-outs nor its client leaving, so whoever holds one must write now and then (sse.c's
- * heartbeat). MHD's own time-out restarts with every byte; slow senders are ended here by an absolute deadline. */
+ * heartbeat). MHD's own time-out restarts with every byte; slow senders are ended here by an absolute deadline.
+ * What MHD refuses itself (a request line or header it cannot read, a head over 32 KB, a broken chunk) it answers with a short HTML page and
+ * closes the connection; version 0.9.75 has no hook for that. All it lets through is judged by head_fits() and answered as a problem. */
 #include "daemon/http.h"
 
 #include <arpa/inet.h>
@@ -13,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,7 +25,7 @@
 #include "daemon/routes.h"
 #include "daemon/store.h"
 
-enum { IDLE_MS = 60000, SWEEP_MS = 1000, BODY_SLACK = 1 << 20 };
+enum { IDLE_MS = 60000, SWEEP_MS = 1000, BODY_SLACK = 1 << 20, LOG_LINES = 20 /* a minute */ };
 
 /* A client connection, so that the sweep finds those that never finish a request. */
 struct peer {
@@ -31,6 +34,7 @@ struct peer {
     int64_t since_ms;       /* of the current phase */
     bool fresh;             /* no request finished yet, or one has begun: the short deadline */
     bool in_reply;          /* the request is complete: no deadline, the handler's business */
+    bool bad_escape;        /* of the request being read: unescape() met what it cannot decode */
 };
 
 struct http {
@@ -405,6 +409,68 @@ static void peer_text(struct request *q)
     else if (a && a->sa_family == AF_INET6) (void)inet_ntop(AF_INET6, &((const struct sockaddr_in6 *)a)->sin6_addr, q->peer, sizeof q->peer);
 }
 
+static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1; }
+
+/* Decodes the path, or a name or value of the query, in place. A broken escape, a NUL (text would end there) and what is no UTF-8 are
+ * remembered and refused in access_cb(): a path or name must not mean one thing here and another to who reads it next. */
+static size_t unescape(void *cls, struct MHD_Connection *conn, char *text)
+{
+    (void)cls;
+    char *to = text;
+    size_t bad;
+    bool ok = true;
+    for (const char *p = text; *p; p++) {
+        int hi = *p == '%' ? hex(p[1]) : -1, lo = hi >= 0 ? hex(p[2]) : -1;
+        if (*p == '%' && (lo < 0 || hi * 16 + lo == 0)) ok = false;
+        if (lo < 0) { *to++ = *p; continue; }
+        *to++ = (char)(hi * 16 + lo);
+        p += 2;
+    }
+    *to = '\0';
+    if (!utf8_valid(text, (size_t)(to - text), &bad)) ok = false;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(conn, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct peer *peer = info ? info->socket_context : NULL;
+    if (!ok && peer) peer->bad_escape = true;
+    return (size_t)(to - text);
+}
+
+struct head { const char *odd, *twice; unsigned seen; };       /* seen: bits of once[] */
+
+static enum MHD_Result look_at_header(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    static const char *const once[] = { "Host", "Content-Length", "Transfer-Encoding", "Content-Type", "Authorization", "Origin", "Sec-Fetch-Site" };
+    (void)kind; (void)value;
+    struct head *h = cls;
+    for (const char *p = name; *p; p++)
+        if ((unsigned char)*p <= ' ' || *p == 0x7f || strchr("\"(),/:;<=>?@[\\]{}", *p)) h->odd = name;
+    for (size_t i = 0; i < sizeof once / sizeof once[0]; i++) {
+        if (strcasecmp(name, once[i]) != 0) continue;
+        if (h->seen >> i & 1) h->twice = once[i];
+        h->seen |= 1u << i;
+    }
+    return MHD_YES;
+}
+
+/* False after a 4xx: a head that another program on the way could read differently, or that cannot be decoded. */
+static bool head_fits(struct request *q)
+{
+    struct exchange *x = ex(q);
+    struct head h = { 0 };
+    const char *coding = request_header(q, "Transfer-Encoding");
+    bool escape = x->peer && x->peer->bad_escape;
+    if (x->peer) x->peer->bad_escape = false;
+    (void)MHD_get_connection_values(x->conn, MHD_HEADER_KIND, look_at_header, &h);
+    bool both = coding && request_header(q, "Content-Length"), strange = coding && strcasecmp(coding, "chunked") != 0;
+    if (h.odd || h.twice || both || strange) reply_header(q, "Connection", "close");      /* where this request ends is not certain */
+    if (h.odd) reply_problem(q, 400, "header", NULL, "\"%.60s\" is no name of a header", h.odd);
+    else if (h.twice) reply_problem(q, 400, "header", NULL, "the header %s may stand there once", h.twice);
+    else if (both) reply_problem(q, 400, "header", NULL, "send Content-Length or Transfer-Encoding, not both");
+    else if (strange) reply_problem(q, 501, "header", NULL, "Transfer-Encoding %.40s is not known here, only chunked", coding);
+    else if (escape) reply_problem(q, 400, "escape", NULL, "the path or the query holds a broken %% escape, a NUL or bytes that are no UTF-8");
+    else return true;
+    return false;
+}
+
 static enum MHD_Result access_cb(void *cls, struct MHD_Connection *conn, const char *url, const char *method, const char *version,
                                  const char *data, size_t *n, void **con_cls)
 {
@@ -425,8 +491,10 @@ static enum MHD_Result access_cb(void *cls, struct MHD_Connection *conn, const c
         *con_cls = q;
         q->method = method;
         peer_text(q);
-        if (h->n_peers > h->max_peers) reply_problem(q, 503, "connections", NULL, "too many connections; try again shortly");
-        else routes_head(h->d, q);
+        if (head_fits(q)) {
+            if (h->n_peers > h->max_peers) reply_problem(q, 503, "connections", NULL, "too many connections; try again shortly");
+            else routes_head(h->d, q);
+        }
         if (x->response) queue(q);      /* refused before its body was read */
         return MHD_YES;
     }
@@ -485,9 +553,17 @@ static void on_done(void *cls, struct MHD_Connection *conn, void **con_cls, enum
     *con_cls = NULL;
 }
 
+/* Anybody who reaches the port can make MHD complain: a few lines a minute tell enough. */
 static void mhd_log(void *cls, const char *fmt, va_list ap)
 {
+    static int64_t minute, lines;
     (void)cls;
+    if (mono_ms() / 60000 != minute) {
+        if (lines > LOG_LINES) log_line("warning", "http: %lld more lines like these", (long long)lines - LOG_LINES);
+        minute = mono_ms() / 60000;
+        lines = 0;
+    }
+    if (++lines > LOG_LINES) return;
     (void)fputs("ringmasterd: http: ", stderr);
     (void)vfprintf(stderr, fmt, ap);
 }
@@ -535,7 +611,7 @@ int http_start(struct http **out, struct daemon *d, uv_loop_t *loop, const char 
         MHD_OPTION_EXTERNAL_LOGGER, mhd_log, NULL,
         MHD_OPTION_ARRAY, tls ? tls_items : &tls_items[2], MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_done, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)(max_connections + 64), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32768,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_CONNECTION_TIMEOUT, 60u, MHD_OPTION_END);
+        MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_CONNECTION_TIMEOUT, 60u, MHD_OPTION_END);
     if (h->mhd == NULL) {
         (void)close(fd);
         free(h);

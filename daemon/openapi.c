@@ -9,7 +9,7 @@
 #include "daemon/routes.h"
 
 static const struct { const char *name; bool integer; int64_t lo, hi; const char *help; } known[] = {     /* query parameters with a type */
-    { "limit", true, 1, 200, "most items" }, { "since", true, 0, INT64_C(1) << 52, "created after (ms since 1970)" }, { "tail", true, 0, 1000000, "last lines" },
+    { "limit", true, 1, 200, "most items" }, { "since", true, 0, INT64_C(1) << 52, "created, or printed, from then on (ms since 1970)" }, { "tail", true, 0, 1000000, "last lines" },
     { "attempt", true, 1, 1000000, "number of the attempt" }, { "max_points", true, 4, 2000, "most points of a series" }, { "from", true, 0, INT64_C(1) << 52, "first step" },
     { "to", true, 0, INT64_C(1) << 52, "last step" },
 };

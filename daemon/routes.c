@@ -44,7 +44,7 @@ const struct route routes[] = {
     { "POST",    "/v1/jobs/{id}/clone",                  job_clone,          SCOPE_SUBMIT, SPEC,  "", "A new job from this one's spec with the body's fields changed", "201 Job" },
     { "GET",     "/v1/jobs/{id}/attempts",               job_attempts,       SCOPE_READ,   0,     "", "Starts of the job and how each ended", "200 list" },
     { "GET",     "/v1/jobs/{id}/ranks",                  job_ranks,          SCOPE_READ,   0,     "attempt", "Processes and their latest figures", "200 list" },
-    { "GET",     "/v1/jobs/{id}/logs",                   job_logs,           SCOPE_READ,   0,     "rank,tail,grep,attempt", "What a rank printed", "200 text" },
+    { "GET",     "/v1/jobs/{id}/logs",                   job_logs,           SCOPE_READ,   0,     "rank,tail,since,grep,attempt", "What a rank printed", "200 text" },
     { "GET",     "/v1/jobs/{id}/metrics",                job_metrics,        SCOPE_READ,   0,     "names,rank,from,to,max_points", "Figures over steps, thinned", "200 object" },
     { "GET",     "/v1/jobs/{id}/metrics/names",          job_metric_names,   SCOPE_READ,   0,     "", "Names of the figures it reported", "200 list" },
     { "GET",     "/v1/jobs/{id}/checkpoints",            job_checkpoints,    SCOPE_READ,   0,     "", "Checkpoints it saved", "200 list" },

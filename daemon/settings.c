@@ -36,6 +36,7 @@ static const struct row rows[] = {
     { "request_timeout_ms", K_INT, AT(request_timeout_ms), 500, 600000, "15000", "ms", "A client that has not sent its whole request by then is cut off." },
     { "backoff_ms", K_INT, AT(backoff_ms), 0, 3600000, "2000", "ms", "Wait before a first restart; doubles up to 64 times this." },
     { "keep_days", K_INT, AT(keep_days), 0, 36500, "0", "days", "Ended jobs are removed with their folders after this; 0 keeps them." },
+    { "keep_events", K_INT, AT(keep_events), 1000, INT64_C(1) << 40, "1000000", "rows", "Events and audit entries kept, of each; older ones are removed." },
     { "wal_bytes", K_INT, AT(wal_bytes), 65536, INT64_C(1) << 40, "67108864", "bytes", "The database's write-ahead log is cut when it is longer." },
     { "worker", K_TEXT, AT(worker), 0, 0, "", "file", "ringmaster-worker; found beside this program if empty." },
     { "keeper", K_TEXT, AT(keeper), 0, 0, "", "file", "ringmaster-keeper; found beside this program if empty." },

@@ -307,6 +307,8 @@ int64_t store_wal_bytes(struct store *s)
     return n;
 }
 
+int64_t store_heap_bytes(void) { return (int64_t)sqlite3_memory_used(); }
+
 static int run_script(struct store *s, const char *sql, struct error *err)
 {
     char *text = NULL;

@@ -47,6 +47,7 @@ int store_restore(const char *path, const char *backup, struct error *err);
 /* Moves the WAL into the database and cuts it; called when idle. */
 void store_checkpoint(struct store *s);
 int64_t store_wal_bytes(struct store *s);
+int64_t store_heap_bytes(void);                /* what SQLite holds now, its page cache included */
 
 char *time_text(int64_t ms);                    /* "2026-01-02T03:04:05.678Z"; the caller frees */
 int64_t wall_ms(void);

@@ -46,7 +46,7 @@ def watch(port, token, n):
 def main():
     clients, rate, seconds = [int(a) for a in sys.argv[1:4]] + [500, 1000, 10][len(sys.argv) - 1:]
     ranks = 4
-    d = rig.Daemon(step_s=ranks / rate)
+    d = rig.Daemon(step_s=ranks / rate, env={"RM_FAKE_PACED": "1"})
     try:
         for _ in range(20):
             d.until(d.submit(nproc_per_node=1, max_steps=2), *rig.FINAL)
@@ -56,7 +56,9 @@ def main():
         id = d.submit(nproc_per_node=ranks, max_steps=10 ** 7)
         d.until(id, "running")
         before, t = d.ask("GET", "/metrics").body.decode(), time.monotonic()
-        records = lambda text: int([l for l in text.splitlines() if l.startswith("ringmaster_records_total")][0].split()[1])
+        figure = lambda text, name: int([l for l in text.splitlines() if l.startswith(name + " ")][0].split()[1])
+        records = lambda text: figure(text, "ringmaster_records_total")
+        assert figure(before, "ringmaster_event_streams") == clients, before
         cpu = lambda: sum(map(int, open(f"/proc/{d.p.pid}/stat").read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
         used = cpu()
         load = percentiles(d, seconds)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The HTTP API as a client meets it: routes, conventions, refusals, safety in browsers. usage: api.py [test_name…]"""
-import json, os, re, shutil, socket, stat, subprocess, sys, time
+import http.client, json, os, re, shutil, socket, stat, subprocess, sys, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from rig import BUILD, FAKE, Skip, main
+from rig import BUILD, FAKE, Reply, Skip, main
 
 
 def problem(r, status, code=None):
@@ -44,6 +44,8 @@ def test_life_of_a_job(new):
     assert r.status == 206 and r.body == whole[5:11] and r.headers["Content-Range"] == f"bytes 5-10/{len(whole)}", r
     problem(d.ask("GET", "/v1/jobs/j1/logs", headers={"Range": "bytes=99999-"}), 416)
     assert b"[rank 1] rank 1 step 5" in d.ask("GET", "/v1/jobs/j1/logs?rank=all&tail=1").body
+    assert d.ask("GET", "/v1/jobs/j1/logs?since=1").body == whole and d.ask("GET", "/v1/jobs/j1/logs?rank=1&since=1&tail=1").body == b"rank 1 step 5\n"
+    problem(d.ask("GET", "/v1/jobs/j1/logs?since=yesterday"), 400, "parameter")
     log = os.path.join(d.home, "jobs", "j1", "attempt-1", "rank-1.log")
     open(log + ".1", "w").write("old 1\nold 2\n")           # as after a rotation
     assert d.ask("GET", "/v1/jobs/j1/logs?rank=1&tail=6").body == b"old 2\n" + b"".join(b"rank 1 step %d\n" % i for i in range(1, 6))
@@ -57,6 +59,25 @@ def test_life_of_a_job(new):
     assert d.ask("DELETE", "/v1/jobs/j1").status == 204
     problem(d.ask("GET", "/v1/jobs/j1"), 404)
     assert not os.path.exists(os.path.join(d.home, "jobs", "j1"))
+
+
+def test_logs_since(new):
+    d = new(step_s=0.2)
+    id = d.submit(max_steps=30, nproc_per_node=1)
+    d.until_step(id, 8)
+    middle = int(time.time() * 1000)
+    d.until(id, "succeeded")
+    steps = lambda query: [int(l.split()[3]) for l in d.ask("GET", f"/v1/jobs/{id}/logs?{query}").body.decode().splitlines()]
+    got = steps(f"since={middle}")
+    assert got == list(range(got[0], 31)) and 1 < got[0] <= 9, got         # whole seconds: a few lines more, none less
+    assert steps(f"since={middle}&tail=2") == [29, 30] and steps(f"since={middle}&grep=step%205") == []
+    assert len(steps(f"since={middle + 600000}")) <= 6
+    log = os.path.join(d.home, "jobs", id, "attempt-1", "rank-0.log")       # and across a rotation
+    for end in ("", ".times"):
+        os.rename(log + end, log + ".1" + end)
+    with open(log, "w") as f:
+        f.write("rank 0 step 31\n")
+    assert steps(f"since={middle}") == got + [31] and steps("since=1&tail=3") == [29, 30, 31]
 
 
 def test_lists(new):
@@ -311,8 +332,6 @@ def test_F48_other_sites(new):
     here = f"127.0.0.1:{d.port}"
     for auth in ({"Cookie": cookie}, {"Authorization": "Bearer " + d.token}):
         for method, path, body, headers in (
-                ("POST", "/v1/jobs", json.dumps(d.spec()), {"Content-Type": "text/plain"}),
-                ("POST", "/v1/jobs", "a=b", {"Content-Type": "application/x-www-form-urlencoded"}),
                 ("POST", "/v1/jobs", json.dumps(d.spec()), {"Origin": "http://evil.example"}),
                 ("POST", "/v1/jobs", json.dumps(d.spec()), {"Origin": "null"}),
                 ("POST", "/v1/jobs", json.dumps(d.spec()), {"Origin": "http://127.0.0.1:1"}),
@@ -330,7 +349,13 @@ def test_F48_other_sites(new):
             r = d.ask(method, path, body, token=None, headers={**auth, **headers})
             assert r.status == 403, (method, path, headers, r)
             assert "Access-Control-Allow-Origin" not in r.headers
-    problem(d.ask("POST", "/v1/jobs", json.dumps(d.spec()), headers={"Content-Type": "application/xml"}), 415)
+    # what a page may send to other sites unasked, with a right token and from nowhere in particular: refused by its type alone
+    for kind in ("text/plain", "text/plain;charset=UTF-8", "TEXT/PLAIN", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml", "application/jsonx",
+                 "text/plain, application/json", ""):
+        for path in ("/v1/jobs", "/v1/jobs:validate", f"/v1/jobs/{id}/cancel"):
+            problem(d.ask("POST", path, json.dumps(d.spec()), headers={"Content-Type": kind}), 415, "content_type")
+    problem(d.ask("POST", "/v1/jobs", json.dumps(d.spec()), headers={"Content-Type": None}), 415)
+    assert d.ask("POST", "/v1/jobs:validate", json.dumps(d.spec()), headers={"Content-Type": "application/json; charset=utf-8"}).status == 200
     assert d.ask("GET", "/v1/jobs", headers={"Host": "localhost:1234"}).status == 200
     assert d.ask("GET", "/v1/jobs", headers={"Host": "LOCALHOST"}).status == 200 and d.ask("GET", "/v1/jobs", headers={"Host": here}).status == 200
     assert len(d.get("/v1/jobs")["items"]) == before + 1
@@ -338,14 +363,89 @@ def test_F48_other_sites(new):
     assert other.ask("GET", "/v1/jobs", headers={"Host": "train.example:8000"}).status == 200
 
 
+def raw(d, data, limit=5):
+    """What comes back for these very bytes: status, headers, body; ends when the server closes or has answered."""
+    with socket.create_connection(("127.0.0.1", d.port)) as s:
+        s.settimeout(limit)
+        s.sendall(data)
+        r = http.client.HTTPResponse(s)
+        r.begin()
+        return Reply(r.status, r.headers, r.read())
+
+
+def test_requests_that_two_programs_could_read_differently(new):
+    d = new()
+    host, auth = f"Host: 127.0.0.1:{d.port}\r\n", f"Authorization: Bearer {d.token}\r\n"
+    post = lambda *lines, body="{}": ("POST /v1/jobs:validate HTTP/1.1\r\n" + host + auth + "Content-Type: application/json\r\n" + "".join(l + "\r\n" for l in lines) + "\r\n" + body).encode()
+    chunked = "2\r\n{}\r\n0\r\n\r\n"
+    assert raw(d, post("Content-Length: 2")).status == 422 and raw(d, post("Transfer-Encoding: chunked", body=chunked)).status == 422       # read, and refused for what {} lacks
+    for lines, body in ((("Content-Length: 2", "Transfer-Encoding: chunked"), chunked), (("Content-Length: 2", "Content-Length: 3"), "{}"), (("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"), chunked),
+                        (("Content-Length: 2", "Host: evil.example"), "{}"), (("Content-Length: 2", "Content-Type: text/plain"), "{}"), (("Content-Length: 2", "X-Odd : 1"), "{}")):
+        r = raw(d, post(*lines, body=body))
+        problem(r, 400, "header")
+        assert r.headers["Connection"] == "close", r.headers
+    problem(raw(d, post("Transfer-Encoding: gzip, chunked", body=chunked)), 501, "header")
+    problem(raw(d, b"GET /healthz HTTP/1.1\r\n\r\n"), 403, "host")
+    # What the library refuses by itself it says as HTML; the status is right, and the connection ends.
+    for data, status in ((b"GET /\r\n" + host.encode() + b"\r\n", 400), (b"GET / HTTP/9.9\r\n\r\n", 505), (post("Content-Length: -5"), 400), (post("Content-Length: " + "9" * 30), 413),
+                         (b"GET /healthz HTTP/1.1\r\nX: " + b"y" * 40000 + b"\r\n\r\n", 431)):
+        with socket.create_connection(("127.0.0.1", d.port)) as s:
+            s.settimeout(5)
+            s.sendall(data)
+            got = b"".join(iter(lambda: s.recv(65536), b""))        # to the end
+            assert got.startswith(b"HTTP/1.1 %d " % status) and b"<html>" in got, (data, got)
+    with socket.create_connection(("127.0.0.1", d.port)) as s:      # a refusal is about one request, not about the connection
+        s.sendall(f"GET /v1/jobs?name=%zz HTTP/1.1\r\n{host}{auth}\r\n".encode())
+        assert s.recv(65536).startswith(b"HTTP/1.1 400")
+        s.sendall(f"GET /v1/jobs HTTP/1.1\r\n{host}{auth}\r\n".encode())
+        assert s.recv(65536).startswith(b"HTTP/1.1 200")
+    for _ in range(100):
+        raw(d, b"GET / HTTP/9.9\r\n\r\n")
+    assert d.log_text().count("http: ") < 50         # and nobody fills the log this way
+
+
+def test_no_token_where_others_can_read_it(new):
+    """Process lists, environments of what the daemon starts, log, and everything in its home but the token file itself."""
+    d = new(step_s=0.05, env={"RINGMASTER_TOKEN": "", "RM_FAKE_COMM": "0.1"})
+    d.kill()
+    d.start(env={"RINGMASTER_TOKEN": d.token})      # as in the shell of somebody who uses the client, too
+    made = d.ask("POST", "/v1/tokens", {"name": "ci", "scope": "submit"}).json["token"]
+    hook = d.ask("POST", "/v1/webhooks", {"url": "http://127.0.0.1:1/"}).json["secret"]
+    cookie = d.ask("GET", "/?token=" + d.token, token=None).headers["Set-Cookie"].split(";")[0].split("=")[1]
+    id = d.submit(max_steps=200)
+    d.until_step(id, 3)
+    mine = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if p in d.alive_now()]
+    assert len(mine) >= 3, mine         # keeper and two ranks
+    secrets = [s.encode() for s in (d.token, made, cookie)]
+    for p in [d.p.pid, *mine]:
+        shown = open(f"/proc/{p}/cmdline", "rb").read() + (open(f"/proc/{p}/environ", "rb").read() if p != d.p.pid else b"")
+        assert not any(s in shown for s in secrets + [hook.encode()]), (p, shown)
+    d.ask("POST", f"/v1/jobs/{id}/kill")
+    d.until(id, "cancelled")
+    d.ask("GET", "/v1/jobs", token="rm_" + "1" * 64)
+    d.ask("GET", "/?token=rm_" + "2" * 64, token=None)
+    d.p.terminate()
+    d.p.wait(10)
+    text = d.log_text().encode() + d.p.stdout.read()
+    for folder, _, files in os.walk(d.home):
+        for f in files:
+            if f != "token":
+                text += open(os.path.join(folder, f), "rb").read()
+    assert len(text) > 20000
+    for s in secrets + [b"rm_" + b"1" * 64, b"rm_" + b"2" * 64]:
+        assert s not in text, s
+
+
 def test_methods_and_paths(new):
     d = new()
     r = d.ask("PUT", "/v1/jobs", {})
     problem(r, 405)
     assert set(r.headers["Allow"].split(", ")) == {"GET", "HEAD", "POST"}
-    for path in ("/v1", "/v1/jobs/", "/v1/jobs/j1/x", "//v1/jobs", "/v1/jobs/j0", "/v1/jobs/j01", "/v1/jobs/1", "/v1/jobs/j99999999999999999999", "/v1/jobs/..%2f..%2fetc", "/v1/jobs/%00"):
+    for path in ("/v1", "/v1/jobs/", "/v1/jobs/j1/x", "//v1/jobs", "/v1/jobs/j0", "/v1/jobs/j01", "/v1/jobs/1", "/v1/jobs/j99999999999999999999", "/v1/jobs/..%2f..%2fetc"):
         problem(d.ask("GET", path), 404)
-    problem(d.ask("GET", "/v1/jobs/%ff"), 400)
+    for path in ("/v1/jobs/%ff", "/v1/jobs/j1%00", "/v1/jobs/%zz", "/v1/jobs/%", "/v1/jobs/%4", "/v1/jobs?name=%zz", "/v1/jobs?name=a%", "/v1/jobs?name=a%00b", "/v1/jobs?name=%c3%28", "/v1/jobs?%zz=1"):
+        problem(d.ask("GET", path), 400, "escape")
+    assert d.ask("GET", "/v1/jobs?name=%C3%a4+%2B").status == 200
     assert d.ask("HEAD", "/v1/jobs").status == 200
     r = d.ask("GET", "/version", token=None).json
     assert r["name"] == "ringmaster"

@@ -110,8 +110,9 @@ def grandchild(keep_stdout):
 said = os.environ.get("RM_FAKE_SAY", "")        # what a hostile data set or model might make a worker print
 if said:
     os.write(1, said.encode("latin-1") + b"\n")
+paced, began = bool(os.environ.get("RM_FAKE_PACED")), time.monotonic()      # paced: a late step does not make all later ones late
 for step in range(1, steps + 1):
-    time.sleep(step_s)
+    time.sleep(max(0.0, began + step * step_s - time.monotonic()) if paced else step_s)
     state["step"] = step
     print(f"rank {rank} step {step}", flush=True)
     say("metrics", step=step, loss=5.0 / step, tokens=4096, step_s=step_s, tokens_per_s=4096 / step_s, comm_exposed_s=step_s / 10, comm_share=float(os.environ.get("RM_FAKE_COMM", "0.1")),
