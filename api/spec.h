@@ -29,7 +29,7 @@ struct spec {
     double num_train_epochs; int64_t max_steps, per_device_train_batch_size, gradient_accumulation_steps;
     double max_grad_norm, weight_decay, adam_beta1, adam_beta2, adam_epsilon;
     int64_t seed; bool deterministic;
-    int64_t lora_rank; double lora_alpha, lora_dropout; struct strlist target_modules, modules_to_save;
+    int64_t lora_rank; double lora_alpha, lora_dropout; cJSON *rank_pattern, *alpha_pattern; struct strlist target_modules, modules_to_save;
     bool use_rslora, use_dora; double lorap_lr_ratio; char *adapter;
     bool use_galore; int64_t galore_rank, galore_update_proj_gap; double galore_scale; char *galore_proj_type;
     char *device; int64_t nproc_per_node, sequence_parallel_size; char *sequence_parallel_method; int64_t ulysses_size, ring_size;

@@ -68,6 +68,8 @@ const struct field spec_fields[] = {
 
     INT (lora_rank, 1, 4096, "8", "", "lora", "Rank of the adapters.", ""),
     REAL(lora_alpha, 0, 1e6, "32", "", "lora", "Adapters are scaled by alpha / rank.", ""),
+    OBJ (rank_pattern, "null", "lora", "Other ranks for some layers, as in PEFT: {\"q_proj\":16}; absent: the adapter's own, if one is named.", ""),
+    OBJ (alpha_pattern, "null", "lora", "Other alphas for some layers, as in PEFT: {\"layers\\\\.0\\\\..*\":64}.", ""),
     REAL(lora_dropout, 0, 0.95, "0.05", "", "lora", "Dropout in front of the adapters.", "lora_dropout_p"),
     STRS(target_modules, 1024, "[\"all-linear\"]", "lora", "Layers that get adapters: names, one regular expression, or all-linear.", "lora_target_modules|lora_target"),
     STRS(modules_to_save, 1024, "[]", "lora", "Modules trained whole beside the adapters (embed_tokens, lm_head, norms).", ""),

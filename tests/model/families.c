@@ -18,6 +18,9 @@ static const struct { const char *name, *base, *more; } cases[] = {
     { "lora-rs-some", "qwen2-untied", "\"lora_rank\":3,\"lora_alpha\":6,\"use_rslora\":true,\"target_modules\":[\"q_proj\",\"mlp.down_proj\"]" },
     { "lora-save", "qwen2-untied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\",\"embed_tokens\",\"input_layernorm\"]" },
     { "lora-save-tied", "qwen2-tied", "\"lora_rank\":2,\"lora_alpha\":4,\"target_modules\":[\"v_proj\"],\"modules_to_save\":[\"lm_head\"]" },
+    { "lora-patterns", "qwen2-tied", "\"lora_rank\":4,\"lora_alpha\":8,\"target_modules\":[\"all-linear\"]" },     /* the patterns are the adapter's */
+    { "lora-patterns", "qwen2-tied", "\"lora_rank\":4,\"lora_alpha\":8,\"target_modules\":[\"all-linear\"],"
+      "\"rank_pattern\":{\"0.self_attn.q_proj\":6,\"q_proj\":2,\"1.mlp.up_proj\":5,\"1.mlp.down_proj\":5},\"alpha_pattern\":{\"layers\\\\.0\\\\..*\":20,\"v_proj\":3}" },
     { "dora", "qwen2-untied", "\"lora_rank\":3,\"lora_alpha\":6,\"use_dora\":true,\"target_modules\":[\"q_proj\",\"v_proj\",\"up_proj\",\"down_proj\"]" },
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
@@ -309,7 +312,7 @@ START_TEST(saves_and_loads)
     ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
     ck_assert_int_eq(model_eval(r.m, &a, &err), OK);
     const char *from = cases[_i].base ? fixture(cases[_i].base) : dir;
-    if (cases[_i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,%s", cases[_i].more);
+    if (cases[_i].base) (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"lora_dropout\":0,\"resume_from_checkpoint\":\"%s\",%s", dir, cases[_i].more);
     else (void)snprintf(more, sizeof more, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"");
     ck_assert_msg(rig_open(&again, from, more, ACT_NONE, c.row.T, c.row.n_docs, &err) == OK, "%s", err.text);
     ck_assert_msg(model_load(again.m, from, &err) == OK, "%s", err.text);
@@ -381,7 +384,7 @@ END_TEST
 /* An adapter folded into its base gives the adapter's logits, and not the base's. Heads trained apart come out untied. */
 START_TEST(merges)
 {
-    static const char *const adapters[][2] = { { "lora", "qwen2-tied" }, { "lora-rs-some", "qwen2-untied" }, { "lora-save", "qwen2-untied" }, { "lora-save-tied", "qwen2-tied" }, { "dora", "qwen2-untied" } };
+    static const char *const adapters[][2] = { { "lora", "qwen2-tied" }, { "lora-patterns", "qwen2-tied" }, { "lora-rs-some", "qwen2-untied" }, { "lora-save", "qwen2-untied" }, { "lora-save-tied", "qwen2-tied" }, { "dora", "qwen2-untied" } };
     char dir[] = "/tmp/rm-merge-XXXXXX", out[100], command[100];
     struct error err = { 0 };
     struct rig r;
@@ -394,7 +397,7 @@ START_TEST(merges)
     case_open(&c, fixture(adapters[_i][0]));
     ck_assert_msg(rig_open(&r, out, ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"", ACT_LAYER, c.row.T, c.row.n_docs, &err) == OK, "%s", err.text);
     ck_assert_msg(model_load(r.m, out, &err) == OK, "%s", err.text);
-    ck_assert_int_eq(r.config.tied, _i == 0);
+    ck_assert_int_eq(r.config.tied, _i < 2);
     int64_t n;
     double *want = case_get(&c, "logits", &n);
     float *logits = xcalloc((unsigned long)n, sizeof *logits);
@@ -422,7 +425,7 @@ int main(void)
     tcase_add_loop_test(t, accumulates, 0, N_CASES);
     tcase_add_loop_test(t, saves_and_loads, 0, N_CASES);
     tcase_add_loop_test(t, samples, 0, N_CASES);
-    tcase_add_loop_test(t, merges, 0, 5);
+    tcase_add_loop_test(t, merges, 0, 6);
     tcase_add_loop_test(t, dropout_gradients, 0, 2);
     tcase_add_loop_test(t, bf16_full, 0, 2);
     tcase_add_test(t, bf16_lora);

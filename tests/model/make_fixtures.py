@@ -49,6 +49,8 @@ ADAPTERS = {
     "lora-save": ("qwen2-untied", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head", "embed_tokens", "input_layernorm"])),
     "lora-save-tied": ("qwen2-tied", dict(r=2, lora_alpha=4, target_modules=["v_proj"], modules_to_save=["lm_head"])),
     **{f"lora-bf16-{k}": ("qwen2-bf16", dict(seed=k, r=4, lora_alpha=8, target_modules=ALL)) for k in range(1, 6)},
+    "lora-patterns": ("qwen2-tied", dict(r=4, lora_alpha=8, target_modules=ALL, rank_pattern={"layers.0.self_attn.q_proj": 6, "q_proj": 2, r"layers\.1\.mlp\.(up|down)_proj": 5},
+                                         alpha_pattern={r".*layers\.0.*": 20, "v_proj": 3})),
     "dora": ("qwen2-untied", dict(r=3, lora_alpha=6, use_dora=True, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])),
 }
 

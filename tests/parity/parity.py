@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 args = parser.parse_args()
 STEPS, LR = 10, 2e-3
+PATTERNS = dict(rank_pattern={"layers.0.self_attn.q_proj": 6, r"layers\.1\.mlp\.(up|down)_proj": 5, "q_proj": 2}, alpha_pattern={r".*layers\.0.*": 20, "v_proj": 3})
 #      name: (model, PEFT configuration or None, further spec fields)
 CASES = {
     "qwen2 tied, full": (dict(model_type="qwen2", tie_word_embeddings=True), None, {}),
@@ -38,6 +39,8 @@ CASES = {
     "qwen2 tied, lora": (dict(model_type="qwen2", tie_word_embeddings=True), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
     "qwen3, lora": (dict(model_type="qwen3", head_dim=16), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
     "llama, lora by regular expression": (dict(model_type="llama"), dict(r=4, lora_alpha=8, target_modules=r".*\.(q|v)_proj"), {}),
+    "qwen3, lora with rank and alpha patterns": (dict(model_type="qwen3", head_dim=16), dict(r=4, lora_alpha=8, target_modules=ALL, **PATTERNS), {}),
+    "qwen2, dora with rank and alpha patterns": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, use_dora=True, use_rslora=True, target_modules=ALL, **PATTERNS), {}),
     "mistral, rslora": (dict(model_type="mistral", sliding_window=24), dict(r=4, lora_alpha=8, use_rslora=True, target_modules=ALL), {}),
     "qwen2, lora+": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, target_modules=ALL), dict(lorap_lr_ratio=4)),
     "qwen2 untied, lora, modules_to_save": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]), {}),

@@ -88,6 +88,9 @@ def main():
             (dict(gradient_checkpointing="some"), "/gradient_checkpointing", ["some", "attention"]),
             (dict(tuner_type="lora", target_modules=["q_(proj"]), "/target_modules", ["q_(proj"]),
             (dict(tuner_type="lora", target_modules=["q_prox"]), "/target_modules", ["q_prox"]),
+            (dict(tuner_type="lora", rank_pattern={"q_prox": 4}), "/rank_pattern", ["q_prox", "no layer"]),
+            (dict(tuner_type="lora", rank_pattern={"q_proj": 2.5}), "/rank_pattern", ["q_proj", "whole number"]),
+            (dict(tuner_type="lora", alpha_pattern={"(q_proj": 2}), "/alpha_pattern", ["(q_proj"]),
         ]
         plan_only = [       # the rank has its own words and exit codes for these, or none
             (dict(columns={"nope": "query"}), "/columns/nope", ["no record", "nope"]),

@@ -15,7 +15,7 @@ from gang import Gang, tiny_data, tiny_model, write_spec
 CASES = {
     "full": dict(tuner_type="full", gradient_accumulation_steps=2),
     "lora": dict(tuner_type="lora", lora_rank=4, lora_dropout=0.2, modules_to_save=["lm_head"], learning_rate=1e-2),
-    "dora": dict(tuner_type="lora", lora_rank=4, use_dora=True, use_rslora=True, lorap_lr_ratio=4, torch_dtype="bfloat16", learning_rate=1e-2),
+    "dora": dict(tuner_type="lora", lora_rank=4, use_dora=True, use_rslora=True, lorap_lr_ratio=4, rank_pattern={"q_proj": 2}, alpha_pattern={"layers.0.*": 8}, torch_dtype="bfloat16", learning_rate=1e-2),
     "bf16": dict(tuner_type="full", torch_dtype="bfloat16"),
     "galore": dict(tuner_type="full", use_galore=True, galore_rank=8, galore_update_proj_gap=4, max_grad_norm=0.5),
 }

@@ -12,6 +12,8 @@
 struct linear {                 /* y = x W^T + b + s drop(x) A^T B^T */
     struct param *w, *b, *A, *B, *mag;      /* b, A, B, mag may be NULL */
     int64_t in, out;
+    int64_t r;                  /* rank of the adapter */
+    float scale;                /* alpha / r, or alpha / sqrt(r) */
     uint64_t id;                /* which of the model's linears; part of the dropout's seed */
     float *inv_norm, *c;        /* DoRA, device [out]: 1 / |W + s B A| by row; mag times that */
 };
@@ -39,8 +41,9 @@ struct model {
     enum dtype dt;
     int64_t max_T, max_docs, max_Tl, P;
     bool lora, dora, planning;
-    float lora_scale, dropout;
-    int64_t rank_r;             /* lora_rank */
+    float dropout;
+    int64_t max_r;              /* the largest rank of any adapter */
+    cJSON *peft;                /* rank_pattern and alpha_pattern that apply, as PEFT writes them */
 
     struct params params;
     int64_t cap_params;
@@ -81,7 +84,7 @@ struct model {
     int64_t z_tile;
     float *loss, *h_loss;       /* [Tl] device, host */
     uint8_t *correct, *h_correct;
-    void *l_t, *l_dt, *l_x, *l_dx;          /* LoRA tile [lora_tile,r] x2, [lora_tile,max_in] x2 (dropout only) */
+    void *l_t, *l_dt, *l_x, *l_dx;          /* LoRA tile [lora_tile,max_r] x2, [lora_tile,max_in] x2 (dropout only) */
     int64_t lora_tile;
     void *l_y;                  /* adapter tile [lora_tile,max_out]: DoRA, or an adapter of another type than the activations */
     float *l_w, *l_wy, *ones;   /* DoRA norms: [dora_rows,max_in] x2 f32, [max_in] */

@@ -82,8 +82,8 @@ static int dora_fwd(struct model *m, const struct linear *l, void *y, const void
         TRY(product_nt(m, m->dt, v, x, l->w->w, n, l->out, l->in, 1, 0));
         TRY(model_op(m, "axpy", m->ops->axpy(m->s, m->dt, y, m->dt, v, -1, n * l->out)));
     }
-    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
-    TRY(product_nt(m, m->dt, v, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, l->r, l->in, 1, 0));
+    TRY(product_nt(m, m->dt, v, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1));
     TRY(scale_columns(m, v, v, l->c, n, l->out));
     return v == y ? OK : model_op(m, "add", m->ops->add(m->s, m->dt, y, y, v, n * l->out));
 }
@@ -94,21 +94,21 @@ static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add,
         TRY(drop(m, m->dt, l, m->l_x, x, n, row0));
         x = m->l_x;
     }
-    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, m->rank_r, l->in, 1, 0));
+    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, l->r, l->in, 1, 0));
     TRY(product_nt(m, m->dt, m->l_y, x, l->w->w, n, l->out, l->in, 1, 0));
-    TRY(product_nt(m, m->dt, m->l_y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(product_nt(m, m->dt, m->l_y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1));
     TRY(model_op(m, "DoRA gradient", m->ops->col_dot(m->s, m->dt, l->mag->g, dy, m->l_y, l->inv_norm, n, l->out)));
     TRY(scale_columns(m, m->l_y, dy, l->c, n, l->out));
-    TRY(product_tn(m, m->dt, l->B->g, m->l_y, m->l_t, l->out, m->rank_r, n, m->lora_scale));
-    TRY(product_nn(m, m->dt, m->l_dt, m->l_y, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
-    TRY(product_tn(m, m->dt, l->A->g, m->l_dt, x, m->rank_r, l->in, n, 1));
+    TRY(product_tn(m, m->dt, l->B->g, m->l_y, m->l_t, l->out, l->r, n, l->scale));
+    TRY(product_nn(m, m->dt, m->l_dt, m->l_y, l->B->w, n, l->r, l->out, l->scale, 0));
+    TRY(product_tn(m, m->dt, l->A->g, m->l_dt, x, l->r, l->in, n, 1));
     if (!dx) return OK;
     if (!drops(m)) {
         TRY(product_nn(m, m->dt, dx, m->l_y, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
-        return product_nn(m, m->dt, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
+        return product_nn(m, m->dt, dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 1);
     }
     TRY(product_nn(m, m->dt, dx, dy, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
-    TRY(product_nn(m, m->dt, m->l_dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
+    TRY(product_nn(m, m->dt, m->l_dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 0));
     TRY(product_nn(m, m->dt, m->l_dx, m->l_y, l->w->w, n, l->in, l->out, 1, 1));
     TRY(product_nn(m, m->dt, m->l_dx, dy, l->w->w, n, l->in, l->out, -1, 1));
     TRY(drop(m, m->dt, l, m->l_x, m->l_dx, n, row0));
@@ -119,7 +119,7 @@ static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add,
 int dora_refresh(struct model *m, struct linear *l, bool init_mag)
 {
     const struct kernel_ops *ops = m->ops;
-    int64_t rows = m->dora_rows, in = l->in, r = m->rank_r;
+    int64_t rows = m->dora_rows, in = l->in, r = l->r;
     size_t size = dtype_size(m->dt), ws = (size_t)m->ws_bytes;
     float *host = xmalloc((unsigned long)l->out * 2 * sizeof *host), *c = host + l->out;
     void *mag = xmalloc((unsigned long)l->out * size);
@@ -127,7 +127,7 @@ int dora_refresh(struct model *m, struct linear *l, bool init_mag)
     for (int64_t o = 0; o < l->out && rc == OK; o += rows) {
         int64_t n = l->out - o < rows ? l->out - o : rows;
         rc = ops->cast(m->s, DT_F32, m->l_w, m->dt, (char *)l->w->w + (size_t)(o * in) * size, n * in);
-        if (rc == OK) rc = ops->matmul(m->s, DT_F32, m->l_w, in, m->dt, (char *)l->B->w + (size_t)(o * r) * size, r, false, m->dt, l->A->w, in, false, n, in, r, m->lora_scale, 1, m->ws, ws);
+        if (rc == OK) rc = ops->matmul(m->s, DT_F32, m->l_w, in, m->dt, (char *)l->B->w + (size_t)(o * r) * size, r, false, m->dt, l->A->w, in, false, n, in, r, l->scale, 1, m->ws, ws);
         if (rc == OK) rc = ops->rmsnorm_fwd(m->s, DT_F32, m->l_wy, l->inv_norm + o, m->l_w, m->ones, n, in, 0);
     }
     if (rc == OK) rc = ops->copy(m->s, host, l->inv_norm, (size_t)l->out * sizeof *host);
@@ -177,10 +177,10 @@ static int adapter_fwd(struct model *m, const struct linear *l, void *y, const v
     const void *xa;
     if (l->mag) return dora_fwd(m, l, y, x, n, row0);
     TRY(adapter_input(m, l, &xa, x, n, row0));
-    TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, m->rank_r, l->in, 1, 0));
-    if (at == m->dt) return product_nt(m, at, y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1);
+    TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, l->r, l->in, 1, 0));
+    if (at == m->dt) return product_nt(m, at, y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1);
     TRY(cast(m, at, m->l_y, m->dt, y, n * l->out));
-    TRY(product_nt(m, at, m->l_y, m->l_t, l->B->w, n, l->out, m->rank_r, m->lora_scale, 1));
+    TRY(product_nt(m, at, m->l_y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1));
     return cast(m, m->dt, y, at, m->l_y, n * l->out);
 }
 
@@ -193,14 +193,14 @@ static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const 
         TRY(cast(m, at, m->l_y, m->dt, dy, n * l->out));
         dya = m->l_y;
     }
-    TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, m->rank_r, l->in, 1, 0));
-    TRY(product_tn(m, at, l->B->g, dya, m->l_t, l->out, m->rank_r, n, m->lora_scale));
-    TRY(product_nn(m, at, m->l_dt, dya, l->B->w, n, m->rank_r, l->out, m->lora_scale, 0));
-    TRY(product_tn(m, at, l->A->g, m->l_dt, xa, m->rank_r, l->in, n, 1));
+    TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, l->r, l->in, 1, 0));
+    TRY(product_tn(m, at, l->B->g, dya, m->l_t, l->out, l->r, n, l->scale));
+    TRY(product_nn(m, at, m->l_dt, dya, l->B->w, n, l->r, l->out, l->scale, 0));
+    TRY(product_tn(m, at, l->A->g, m->l_dt, xa, l->r, l->in, n, 1));
     if (!dx) return OK;
-    if (!drops(m) && at == m->dt) return product_nn(m, at, dx, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 1);
+    if (!drops(m) && at == m->dt) return product_nn(m, at, dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 1);
     void *part = m->l_dx, *other = m->l_x;              /* what the adapter gives to dx; x is used up */
-    TRY(product_nn(m, at, part, m->l_dt, l->A->w, n, l->in, m->rank_r, 1, 0));
+    TRY(product_nn(m, at, part, m->l_dt, l->A->w, n, l->in, l->r, 1, 0));
     if (drops(m)) {
         TRY(drop(m, at, l, other, part, n, row0));
         part = m->l_x;
@@ -262,7 +262,7 @@ static void layout_dora(struct model *m, struct arena *device, int64_t widest)
 {
     m->dora_rows = DORA_ROWS;
     m->widest = widest;
-    need(m, DT_F32, m->dt, m->dora_rows, widest, m->rank_r, false, false);
+    need(m, DT_F32, m->dt, m->dora_rows, widest, m->max_r, false, false);
     m->l_w = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w");
     m->l_wy = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w_scaled");
     m->ones = arena_take(device, MEM_WORKSPACE, DT_F32, widest, 0, 0, 0, "dora.ones");
@@ -293,10 +293,10 @@ void linear_layout(struct model *m, struct arena *device)
     if (m->lora) {
         enum dtype at = m->params.dt;
         bool other = at != m->dt;                       /* the adapter's type: inputs and outputs are cast for it */
-        need_linear(m, at, m->lora_tile, m->rank_r, widest);
-        need_linear(m, at, m->lora_tile, widest, m->rank_r);
-        m->l_t = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->rank_r, 0, 0, "lora.t");
-        m->l_dt = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->rank_r, 0, 0, "lora.dt");
+        need_linear(m, at, m->lora_tile, m->max_r, widest);
+        need_linear(m, at, m->lora_tile, widest, m->max_r);
+        m->l_t = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->max_r, 0, 0, "lora.t");
+        m->l_dt = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->max_r, 0, 0, "lora.dt");
         if (m->dropout > 0 || other) {
             m->l_x = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.x");
             m->l_dx = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.dx");

@@ -12,6 +12,7 @@
 
 #include "api/file.h"
 #include "worker/model/config.h"
+#include "worker/model/patterns.h"
 #include "worker/model/safetensors.h"
 
 #define PREFIX "base_model.model."
@@ -33,7 +34,8 @@ struct merge {
     struct model_config config;
     cJSON *settings;                    /* adapter_config.json */
     char *settings_path;
-    float alpha;
+    double alpha, rank;
+    struct lora_patterns patterns;
     bool rslora, dora, untied;
     bool *used;                         /* by adapter tensor */
     struct st_source *sources;
@@ -99,8 +101,13 @@ static int prepare(struct merge *m, struct part *p, const char *name, struct err
                          (long long)p->t->dim[0], (long long)p->t->dim[1]);
     p->afile = m->adapter;
     p->r = A->dim[0];
-    p->scale = m->alpha / (m->rslora ? sqrtf((float)p->r) : (float)p->r);
-    int rc = load(m, A, &p->A, err);
+    int64_t r;
+    char *module = xasprintf("%.*s", (int)(len - tail), name);
+    int rc = lora_patterns_of(&m->patterns, module, (int64_t)m->rank, m->alpha, m->rslora, &r, &p->scale, err);
+    free(module);
+    if (rc == OK && r != p->r)
+        rc = error_set(err, E_INVALID, "%s: the adapter of %.200s has rank %lld, %s says %lld", safetensors_file(m->adapter, A), name, (long long)p->r, m->settings_path, (long long)r);
+    if (rc == OK) rc = load(m, A, &p->A, err);
     if (rc == OK) rc = load(m, B, &p->B, err);
     if (rc == OK && mag) rc = load(m, mag, &p->mag, err);
     return rc;
@@ -181,17 +188,14 @@ static int read_settings(struct merge *m, const char *adapter, struct error *err
     int rc = json_parse_file(&m->settings, m->settings_path, &json_limits_file, err);
     if (rc != OK) return rc;
     const char *type = json_str(m->settings, "peft_type"), *bias = json_str(m->settings, "bias");
-    const cJSON *ranks = json_get(m->settings, "rank_pattern"), *alphas = json_get(m->settings, "alpha_pattern");
-    double alpha;
     if (!type || strcmp(type, "LORA") != 0) return error_set(err, E_UNSUPPORTED, "%s: peft_type is %.40s, only LORA is built", m->settings_path, type ? type : "missing");
     if (bias && strcmp(bias, "none") != 0) return error_set(err, E_UNSUPPORTED, "%s: bias is \"%.40s\", only \"none\" is built", m->settings_path, bias);
-    if ((ranks && ranks->child) || (alphas && alphas->child)) return error_set(err, E_UNSUPPORTED, "%s: rank_pattern and alpha_pattern are not built", m->settings_path);
     if (json_bool(m->settings, "fan_in_fan_out", false)) return error_set(err, E_UNSUPPORTED, "%s: fan_in_fan_out is not built", m->settings_path);
-    if (!json_number(json_get(m->settings, "lora_alpha"), &alpha) || !(fabs(alpha) < 1e9)) return error_set(err, E_INVALID, "%s: lora_alpha must be a number", m->settings_path);
-    m->alpha = (float)alpha;
+    if (!json_number(json_get(m->settings, "r"), &m->rank) || !(m->rank >= 1 && m->rank < 1e6)) return error_set(err, E_INVALID, "%s: r must be a number above 0", m->settings_path);
+    if (!json_number(json_get(m->settings, "lora_alpha"), &m->alpha) || !(fabs(m->alpha) < 1e9)) return error_set(err, E_INVALID, "%s: lora_alpha must be a number", m->settings_path);
     m->rslora = json_bool(m->settings, "use_rslora", false);
     m->dora = json_bool(m->settings, "use_dora", false);
-    return OK;
+    return lora_patterns_open(&m->patterns, m->settings, m->settings_path, err);
 }
 
 static bool is_weights(const char *name)
@@ -274,6 +278,7 @@ out:
     free(m.sources);
     free(m.used);
     free(m.settings_path);
+    lora_patterns_release(&m.patterns);
     cJSON_Delete(m.settings);
     safetensors_close(m.base);
     safetensors_close(m.adapter);

@@ -68,9 +68,8 @@ static int read_options(struct model *m, const struct model_options *o, struct e
                          .max_docs = o->max_docs, .P = (int64_t)mesh->R * mesh->U, .offload_fd = -1 };
     m->lora = s->tuner_type && strcmp(s->tuner_type, "lora") == 0;
     m->dora = m->lora && s->use_dora;
-    m->rank_r = s->lora_rank;
+    m->max_r = 1;
     m->dropout = m->lora ? (float)s->lora_dropout : 0;
-    m->lora_scale = m->lora ? (float)(s->use_rslora ? s->lora_alpha / sqrt((double)s->lora_rank) : s->lora_alpha / (double)s->lora_rank) : 0;
     if (m->dora && !m->ops->col_scale) return error_set(err, E_UNSUPPORTED, "use_dora: not built for %s; use device cpu", m->ops->name);
     m->max_Tl = (m->max_T + m->P - 1) / m->P;
     m->max_T = m->max_Tl * m->P;
@@ -118,6 +117,7 @@ void model_free(struct model *m)
     layout_release(&m->layout);
     offload_close(m);
     params_release(&m->params);
+    cJSON_Delete(m->peft);
     zero_free(m->zero);
     zero_weights_free(m->shards);
     free(m->unit_first);

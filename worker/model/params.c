@@ -7,8 +7,10 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "worker/model/decoder.h"
+#include "worker/model/patterns.h"
 #include "worker/model/targets.h"
 
 enum { FLAT_ALIGN = 64 };
@@ -55,18 +57,51 @@ static struct param *add_base(struct model *m, struct targets *t, const char *mo
     return q;
 }
 
-static int add_linear(struct model *m, struct targets *t, struct linear *l, char *module, int64_t out, int64_t in, bool bias, struct error *err)
+/* How the adapters are laid out: who has one, and of what rank. */
+struct adapters { struct targets targets; struct lora_patterns patterns; };
+
+/* The spec's rank_pattern and alpha_pattern; where it names none, those of the adapter (or checkpoint) it starts from. */
+static int open_patterns(struct model *m, struct lora_patterns *p, struct error *err)
+{
+    static const char *const names[] = { "rank_pattern", "alpha_pattern" };
+    const cJSON *const own[] = { m->spec->rank_pattern, m->spec->alpha_pattern };
+    const char *dir = m->spec->adapter ? m->spec->adapter : m->spec->resume_from_checkpoint;
+    char *path = dir ? xasprintf("%s/adapter_config.json", dir) : NULL;
+    cJSON *theirs = NULL;
+    int rc = path && access(path, F_OK) == 0 ? json_parse_file(&theirs, path, &json_limits_file, err) : OK;
+    m->peft = cJSON_CreateObject();
+    for (int i = 0; i < 2 && rc == OK; i++) {
+        const cJSON *from = own[i] ? own[i] : theirs ? json_get(theirs, names[i]) : NULL;
+        if (from && from->child) (void)cJSON_AddItemToObject(m->peft, names[i], cJSON_Duplicate(from, true));
+    }
+    if (rc == OK) rc = lora_patterns_open(p, m->peft, own[0] || own[1] || !path ? "" : path, err);
+    cJSON_Delete(theirs);
+    free(path);
+    return rc;
+}
+
+/* What a spec names must be there; an adapter's file may name modules of other models. */
+static int patterns_all_used(const struct model *m, const struct lora_patterns *p, struct error *err)
+{
+    const char *rank = m->spec->rank_pattern ? patterns_unused(&p->rank) : NULL, *alpha = m->spec->alpha_pattern ? patterns_unused(&p->alpha) : NULL;
+    if (!rank && !alpha) return OK;
+    return error_set(err, E_INVALID, "%s: \"%.200s\" matches no layer with an adapter, or an earlier pattern took all of them", rank ? "rank_pattern" : "alpha_pattern", rank ? rank : alpha);
+}
+
+static int add_linear(struct model *m, struct adapters *ad, struct linear *l, char *module, int64_t out, int64_t in, bool bias, struct error *err)
 {
     *l = (struct linear){ .in = in, .out = out, .id = m->n_linears++ };
-    l->w = add_base(m, t, module, "weight", out, in, INIT_NORMAL);
-    if (bias) l->b = add_base(m, t, module, "bias", out, 0, INIT_ZERO);
+    l->w = add_base(m, &ad->targets, module, "weight", out, in, INIT_NORMAL);
+    if (bias) l->b = add_base(m, &ad->targets, module, "bias", out, 0, INIT_ZERO);
     bool wanted = false;
-    int rc = m->lora ? targets_match(t, module, &wanted, err) : OK;
-    if (wanted) {
-        l->A = add(m, xasprintf(PEFT_PREFIX "%s.lora_A.weight", module), m->rank_r, in, INIT_KAIMING);
+    int rc = m->lora ? targets_match(&ad->targets, module, &wanted, err) : OK;
+    if (rc == OK && wanted) rc = lora_patterns_of(&ad->patterns, module, m->spec->lora_rank, m->spec->lora_alpha, m->spec->use_rslora, &l->r, &l->scale, err);
+    if (rc == OK && wanted) {
+        if (l->r > m->max_r) m->max_r = l->r;
+        l->A = add(m, xasprintf(PEFT_PREFIX "%s.lora_A.weight", module), l->r, in, INIT_KAIMING);
         l->A->dt = m->params.dt;
         l->A->lora = LORA_A;
-        l->B = add(m, xasprintf(PEFT_PREFIX "%s.lora_B.weight", module), out, m->rank_r, INIT_ZERO);
+        l->B = add(m, xasprintf(PEFT_PREFIX "%s.lora_B.weight", module), out, l->r, INIT_ZERO);
         l->B->dt = m->params.dt;
         l->B->lora = LORA_B;
         l->A->trained = l->B->trained = l->A->adapter = l->B->adapter = true;
@@ -81,7 +116,7 @@ static int add_linear(struct model *m, struct targets *t, struct linear *l, char
     return rc;
 }
 
-static int add_layer(struct model *m, struct targets *t, int64_t i, struct error *err)
+static int add_layer(struct model *m, struct adapters *ad, int64_t i, struct error *err)
 {
     const struct model_config *c = m->c;
     struct layer *l = &m->layers[i];
@@ -95,7 +130,7 @@ static int add_layer(struct model *m, struct targets *t, int64_t i, struct error
         { &l->down, "mlp.down_proj", c->C, c->F, c->mlp_bias },
     };
     for (size_t k = 0; k < sizeof lin / sizeof lin[0]; k++)
-        TRY(add_linear(m, t, lin[k].l, xasprintf("model.layers.%lld.%s", (long long)i, lin[k].name), lin[k].out, lin[k].in, lin[k].bias, err));
+        TRY(add_linear(m, ad, lin[k].l, xasprintf("model.layers.%lld.%s", (long long)i, lin[k].name), lin[k].out, lin[k].in, lin[k].bias, err));
     struct { struct param **p; const char *name; int64_t n; } norms[] = {
         { &l->norm1, "input_layernorm", c->C }, { &l->norm2, "post_attention_layernorm", c->C },
         { &l->qnorm, "self_attn.q_norm", c->qk_norm ? c->D : 0 }, { &l->knorm, "self_attn.k_norm", c->qk_norm ? c->D : 0 },
@@ -103,7 +138,7 @@ static int add_layer(struct model *m, struct targets *t, int64_t i, struct error
     for (size_t k = 0; k < sizeof norms / sizeof norms[0]; k++) {
         if (norms[k].n == 0) continue;
         char *module = xasprintf("model.layers.%lld.%s", (long long)i, norms[k].name);
-        *norms[k].p = add_base(m, t, module, "weight", norms[k].n, 0, INIT_ONE);
+        *norms[k].p = add_base(m, &ad->targets, module, "weight", norms[k].n, 0, INIT_ONE);
         free(module);
     }
     return OK;
@@ -265,28 +300,35 @@ int params_build(struct model *m, struct arena *device, struct arena *shared, st
 {
     const struct model_config *c = m->c;
     struct params *p = &m->params;
-    struct targets t;
-    int rc = targets_init(&t, m->spec, err);
+    struct adapters ad = { 0 };
+    struct targets *t = &ad.targets;
+    int rc = targets_init(t, m->spec, err);
     if (rc != OK) return rc;
+    if (m->lora && (rc = open_patterns(m, &ad.patterns, err)) != OK) {
+        targets_release(t);
+        return rc;
+    }
     m->cap_params = c->L * (7 * 5 + 4) + 3;
     p->v = xcalloc((unsigned long)m->cap_params, sizeof *p->v);
     p->dt = m->lora && !m->dora && m->spec->modules_to_save.n == 0 ? DT_F32 : m->dt;      /* see linear.c */
 
     /* With a tied head the two are one tensor, unless an adapter trains one of them whole: then each has its own. */
-    bool untie = c->tied && m->lora && (targets_saved(&t, "model.embed_tokens") || targets_saved(&t, "lm_head"));
-    m->embed = add_base(m, &t, "model.embed_tokens", "weight", c->V, c->C, INIT_NORMAL);
+    bool untie = c->tied && m->lora && (targets_saved(t, "model.embed_tokens") || targets_saved(t, "lm_head"));
+    m->embed = add_base(m, t, "model.embed_tokens", "weight", c->V, c->C, INIT_NORMAL);
     m->unit_first = xcalloc((unsigned long)c->L + 3, sizeof *m->unit_first);
     for (int64_t i = 0; i < c->L && rc == OK; i++) {
         m->unit_first[i + 1] = p->n;
-        rc = add_layer(m, &t, i, err);
+        rc = add_layer(m, &ad, i, err);
     }
     m->unit_first[c->L + 1] = p->n;
-    m->norm = add_base(m, &t, "model.norm", "weight", c->C, 0, INIT_ONE);
+    m->norm = add_base(m, t, "model.norm", "weight", c->C, 0, INIT_ONE);
     m->head = m->embed;
-    if (!c->tied || untie) m->head = add_base(m, &t, "lm_head", "weight", c->V, c->C, untie ? INIT_COPY : INIT_NORMAL);
+    if (!c->tied || untie) m->head = add_base(m, t, "lm_head", "weight", c->V, c->C, untie ? INIT_COPY : INIT_NORMAL);
     if (untie) m->head->source = m->embed - p->v;
-    if (rc == OK && m->lora) rc = targets_all_used(&t, err);
-    targets_release(&t);
+    if (rc == OK && m->lora) rc = targets_all_used(t, err);
+    if (rc == OK) rc = patterns_all_used(m, &ad.patterns, err);
+    targets_release(t);
+    lora_patterns_release(&ad.patterns);
     m->unit_first[c->L + 2] = p->n;
     return rc == OK ? place(m, device, shared, err) : rc;
 }

@@ -9,6 +9,7 @@
 
 #include "api/file.h"
 #include "worker/model/decoder.h"
+#include "worker/model/patterns.h"
 #include "worker/model/safetensors.h"
 
 enum { PIECE = 1 << 20 };                       /* elements moved at a time */
@@ -220,6 +221,30 @@ int model_load(struct model *m, const char *dir, struct error *err)
     return m->spec->adapter ? model_load_adapter(m, m->spec->adapter, err) : OK;
 }
 
+/* Whatever the patterns are called, every module must come out with the same rank and scale. */
+static int check_patterns(const struct model *m, const cJSON *j, const char *path, struct error *err)
+{
+    struct lora_patterns p;
+    int rc = lora_patterns_open(&p, j, path, err);
+    for (int64_t i = 0; i < m->c->L && rc == OK; i++) {
+        for (int k = 0; k < LAYER_LINEARS && rc == OK; k++) {
+            const struct linear *l = layer_linear(&m->layers[i], k);
+            if (!l->A) continue;
+            const char *name = param_base_name(l->w);
+            char *module = xasprintf("%.*s", (int)(strlen(name) - strlen(".weight")), name);
+            int64_t r;
+            float scale;
+            rc = lora_patterns_of(&p, module, m->spec->lora_rank, m->spec->lora_alpha, m->spec->use_rslora, &r, &scale, err);
+            if (rc == OK && (r != l->r || scale != l->scale))
+                rc = error_set(err, E_INVALID, "%s: rank %lld and scale %g of %s, the spec's rank_pattern and alpha_pattern give %lld and %g", path, (long long)r, (double)scale, module,
+                               (long long)l->r, (double)l->scale);
+            free(module);
+        }
+    }
+    lora_patterns_release(&p);
+    return rc;
+}
+
 /* The adapter's own words against the spec's: a silent difference would train or merge something else. */
 static int check_adapter_config(const struct model *m, const char *dir, struct error *err)
 {
@@ -229,15 +254,14 @@ static int check_adapter_config(const struct model *m, const char *dir, struct e
     int rc = json_parse_file(&j, path, &json_limits_file, err);
     if (rc != OK) goto out;
     const char *type = json_str(j, "peft_type"), *bias = json_str(j, "bias");
-    const cJSON *ranks = json_get(j, "rank_pattern"), *alphas = json_get(j, "alpha_pattern");
     double alpha = json_num(j, "lora_alpha", 8);
     if (!type || strcmp(type, "LORA") != 0) rc = error_set(err, E_UNSUPPORTED, "%s: peft_type is %.40s, only LORA is built", path, type ? type : "missing");
     else if (bias && strcmp(bias, "none") != 0) rc = error_set(err, E_UNSUPPORTED, "%s: bias is \"%.40s\", only \"none\" is built", path, bias);
-    else if ((ranks && ranks->child) || (alphas && alphas->child)) rc = error_set(err, E_UNSUPPORTED, "%s: rank_pattern and alpha_pattern are not built", path);
-    else if (!json_int(j, "r", &r) || r != m->rank_r) rc = error_set(err, E_INVALID, "%s: r differs from the spec's lora_rank %lld", path, (long long)m->rank_r);
+    else if (!json_int(j, "r", &r) || r != m->spec->lora_rank) rc = error_set(err, E_INVALID, "%s: r differs from the spec's lora_rank %lld", path, (long long)m->spec->lora_rank);
     else if (fabs(alpha - m->spec->lora_alpha) > 1e-9) rc = error_set(err, E_INVALID, "%s: lora_alpha is %g, the spec's is %g", path, alpha, m->spec->lora_alpha);
     else if (json_bool(j, "use_rslora", false) != m->spec->use_rslora) rc = error_set(err, E_INVALID, "%s: use_rslora differs from the spec's", path);
     else if (json_bool(j, "use_dora", false) != m->dora) rc = error_set(err, E_INVALID, "%s: use_dora differs from the spec's", path);
+    else rc = check_patterns(m, j, path, err);
 out:
     cJSON_Delete(j);
     free(path);
@@ -369,7 +393,8 @@ static char *adapter_config_text(const struct model *m)
     if (saved->child) (void)cJSON_AddItemToObject(j, "modules_to_save", saved);
     else { cJSON_Delete(saved); json_add_str(j, "modules_to_save", NULL); }
     json_add_str(j, "peft_type", "LORA");
-    json_add_int(j, "r", m->rank_r);
+    json_add_int(j, "r", s->lora_rank);
+    for (const cJSON *v = m->peft->child; v; v = v->next) (void)cJSON_AddItemToObject(j, v->string, cJSON_Duplicate(v, true));
     if (s->target_modules.n == 1 && strpbrk(s->target_modules.v[0], "*+?()[]|^$\\")) json_add_str(j, "target_modules", s->target_modules.v[0]);
     else (void)cJSON_AddItemToObject(j, "target_modules", target_list(m));
     json_add_str(j, "task_type", "CAUSAL_LM");

@@ -447,7 +447,7 @@ int checkpoint_load(struct run *r, const char *dir, struct error *err)
     if (rc == OK) rc = translate_position(dir, own, r->spec, r->job.mesh.dp, &r->info, &p, err);
     (void)snprintf(hex, sizeof hex, "%016" PRIx64, fingerprint(model_params(r->job.model)));
     if (rc == OK && (json_str(own, "parameters") == NULL || strcmp(json_str(own, "parameters"), hex) != 0))
-        rc = error_set(err, E_INVALID, "%s trains other parameters than this job (model, tuner, lora_rank, target_modules or modules_to_save differ)", dir);
+        rc = error_set(err, E_INVALID, "%s trains other parameters than this job (model, tuner, lora_rank, rank_pattern, target_modules or modules_to_save differ)", dir);
     if (rc == OK && (!json_int(own, "shards", &n_shards) || n_shards < 1 || n_shards > 99999 || !json_int(own, "updates", &updates) || updates < 0))
         rc = error_set(err, E_INVALID, "%s/trainer_state.json: shards and updates are expected to be whole numbers", dir);
     if (rc == OK) rc = model_load_checkpoint(r->job.model, dir, err);
