@@ -181,8 +181,10 @@ struct kernel_ops {
 const struct kernel_ops *kernel_ops_cpu(void);
 /* Opens the CUDA module; NULL and err (which library, driver or device is missing) where it cannot be used. */
 const struct kernel_ops *kernel_ops_cuda(struct error *err);
-/* The module's table as soon as a device answers, whether or not jobs may run on it yet; for device tests. */
+/* The module's table whether or not a device answers: enough to plan a job for GPUs on a machine that has none. */
 const struct kernel_ops *kernel_ops_cuda_module(struct error *err);
+/* Another function of the open module by its name: what is no kernel (the transport). NULL: the module has none, or is not open. */
+void *kernel_cuda_symbol(const char *name);
 /* Threads of the CPU backend in this process (default: cores / local ranks, set by the worker). */
 void kernel_cpu_threads(int n);
 

@@ -3,45 +3,60 @@
 #include "kernels/kernels.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
 #include "api/file.h"
 
 typedef const struct kernel_ops *(*cuda_table)(void);
 
-/* Training on GPUs needs NCCL and device buffers for what crosses ranks; until the transport is there, a job must not land on a GPU
- * by itself. The kernels can be had by tests through kernel_ops_cuda_module(). */
-static const char unfinished[] = "training on GPUs is not finished in this version: the kernels are there, the NCCL transport is not; use device cpu";
+static void *module;
+
+/* The module's file: what RINGMASTER_CUDA_MODULE names (another build of the backend; tests/gpusim's, on simulated GPUs), else the one beside the
+ * program. */
+static char *module_path(struct error *err)
+{
+    const char *named = getenv("RINGMASTER_CUDA_MODULE");
+    if (named == NULL || *named == '\0') {
+        char *path = sibling_program("ringmaster-cuda.so");
+        if (path == NULL) error_set(err, E_UNSUPPORTED, "device cuda: this build has no CUDA backend; use device cpu, or auto");
+        return path;
+    }
+    struct stat st;
+    char *path = realpath(named, NULL);
+    if (path && stat(path, &st) == 0 && S_ISREG(st.st_mode)) return path;
+    error_set(err, E_UNSUPPORTED, "device cuda: RINGMASTER_CUDA_MODULE=%.300s: %s", named, path ? "not a regular file" : strerror(errno));
+    free(path);
+    return NULL;
+}
 
 const struct kernel_ops *kernel_ops_cuda_module(struct error *err)
 {
     static const struct kernel_ops *ops;
     if (ops) return ops;
-    char *path = sibling_program("ringmaster-cuda.so");
-    if (path == NULL) {
-        error_set(err, E_UNSUPPORTED, "device cuda: this build has no CUDA backend; use device cpu, or auto");
-        return NULL;
-    }
-    void *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    char *path = module_path(err);
+    if (path == NULL) return NULL;
+    void *found = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     free(path);
     cuda_table table = NULL;
-    if (module) *(void **)&table = dlsym(module, "ringmaster_cuda_ops");
+    if (found) *(void **)&table = dlsym(found, "ringmaster_cuda_ops");
     if (table == NULL) {
         error_set(err, E_UNSUPPORTED, "device cuda: the backend cannot be loaded: %s", dlerror());
         return NULL;
     }
-    struct device_info first;
-    const struct kernel_ops *found = table();
-    if (found->device_info(0, &first, err) != OK) {
-        (void)error_prefix(err, "device cuda");
-        return NULL;
-    }
-    return ops = found;
+    module = found;
+    return ops = table();
 }
+
+void *kernel_cuda_symbol(const char *name) { return module ? dlsym(module, name) : NULL; }
 
 const struct kernel_ops *kernel_ops_cuda(struct error *err)
 {
-    if (kernel_ops_cuda_module(err) == NULL) return NULL;
-    error_set(err, E_UNSUPPORTED, "device cuda: %s", unfinished);
+    const struct kernel_ops *ops = kernel_ops_cuda_module(err);
+    struct device_info first;
+    if (ops == NULL || ops->device_info(0, &first, err) == OK) return ops;
+    (void)error_prefix(err, "device cuda");
     return NULL;
 }

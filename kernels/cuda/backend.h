@@ -27,6 +27,11 @@ int cuda_refuse(struct stream *s, const char *fmt, ...) __attribute__((format(pr
 /* OK, or records "what: reason" and returns E_CUDA. Every launch and runtime call on a stream goes through here. */
 int cuda_status(struct stream *s, cudaError_t e, const char *what);
 
+/* Waits until q is empty. While it waits it calls look(arg), about once a millisecond or more often, and gives up with what that returns:
+ * the transport sets it, for a stream may stand behind a transfer whose other end is dead. NULL: nothing to look at. */
+void cuda_watch_set(int (*look)(void *arg, struct error *err), void *arg);
+int cuda_wait(cudaStream_t q, const char *what, struct error *err);
+
 /* cuBLASLt's handle of a stream; made and dropped with it. */
 int cuda_matmul_prepare(struct stream *s, struct error *err);
 void cuda_matmul_release(struct stream *s);

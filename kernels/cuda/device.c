@@ -1,8 +1,10 @@
 /* device.c - memory, streams and events of a GPU through the CUDA runtime. */
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/cuda/backend.h"
 
@@ -124,12 +126,34 @@ static int stream_new(struct stream **out, bool deterministic, struct error *err
     return rc;
 }
 
-static int stream_wait(struct stream *s, struct error *err)
+static struct { int (*look)(void *arg, struct error *err); void *arg; } watch;
+
+void cuda_watch_set(int (*look)(void *arg, struct error *err), void *arg)
 {
-    cudaError_t e = cudaStreamSynchronize(s->q);
-    if (e == cudaSuccess) e = cudaGetLastError();
-    return e == cudaSuccess ? OK : failed(err, e, "a kernel failed");
+    watch.look = look;
+    watch.arg = arg;
 }
+
+int cuda_wait(cudaStream_t q, const char *what, struct error *err)
+{
+    enum { SPINS = 200, NAP_NS = 50000 };
+    cudaError_t e = cudaSuccess;
+    if (watch.look == NULL) e = cudaStreamSynchronize(q);
+    else {
+        for (int i = 0; (e = cudaStreamQuery(q)) == cudaErrorNotReady; i++) {
+            int rc = watch.look(watch.arg, err);
+            if (rc != OK) return rc;
+            struct timespec nap = { 0, NAP_NS };
+            if (i < SPINS) (void)sched_yield();
+            else (void)nanosleep(&nap, NULL);
+        }
+        (void)cudaGetLastError();               /* "not ready" was an answer */
+    }
+    if (e == cudaSuccess) e = cudaGetLastError();
+    return e == cudaSuccess ? OK : failed(err, e, what);
+}
+
+static int stream_wait(struct stream *s, struct error *err) { return cuda_wait(s->q, "a kernel failed", err); }
 
 static const char *stream_error(struct stream *s) { return s->text; }
 

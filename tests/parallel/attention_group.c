@@ -176,7 +176,7 @@ static void take_local(enum dtype dt, void *to, const double *from, const int64_
         for (int64_t j = 0; j < width; j++) set(dt, to, i * width + j, from[index[i] * width + j]);
 }
 
-static int64_t sent(const struct comm_world *w)
+static int64_t sent(struct comm_world *w)
 {
     struct comm_count n[COMM_KINDS];
     int64_t bytes = 0;

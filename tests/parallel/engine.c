@@ -156,14 +156,14 @@ static void rig_close(struct rig *r)
     spec_release(&r->spec);
 }
 
-static int64_t sent(const struct comm_world *w)
+static int64_t sent(struct comm_world *w)
 {
     struct comm_count n[COMM_KINDS];
     comm_counts(w, n);
     return n[COMM_ALL_TO_ALL].bytes + n[COMM_HOP].bytes;
 }
 
-static int64_t reduced_bytes(const struct comm_world *w)
+static int64_t reduced_bytes(struct comm_world *w)
 {
     struct comm_count n[COMM_KINDS];
     comm_counts(w, n);

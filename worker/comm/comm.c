@@ -9,17 +9,15 @@
 #include <sys/mman.h>
 #include <time.h>
 
-const char *const comm_kind_names[COMM_KINDS] = {
-    [COMM_ALL_TO_ALL] = "all_to_all", [COMM_HOP] = "hop", [COMM_ALL_REDUCE] = "all_reduce", [COMM_REDUCE_SCATTER] = "reduce_scatter",
-    [COMM_ALL_GATHER] = "all_gather", [COMM_BROADCAST] = "broadcast", [COMM_BARRIER] = "barrier",
-};
-
 double comm_now(void)
 {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
+
+/* Exchange memory of a single rank is where its tensors are. */
+static bool on_device(const struct comm_world *w) { return w->ops && strcmp(w->ops->name, "cuda") == 0; }
 
 int comm_open_with(struct comm_world **out, const struct comm_transport *t, const struct kernel_ops *ops, const struct comm_meeting *meeting,
                    int rank, int world, int64_t shared_bytes, int deadline_ms, struct error *err)
@@ -29,7 +27,11 @@ int comm_open_with(struct comm_world **out, const struct comm_transport *t, cons
     *w = (struct comm_world){ .t = t, .ops = ops, .rank = rank, .world = world, .shared_bytes = shared_bytes };
     if (meeting) w->meeting = *meeting;
     int rc = OK;
-    if (world == 1) {                       /* nobody to share with: plain zeroed memory, which costs nothing until touched */
+    if (on_device(w) && world == 1) {
+        void *m = NULL;
+        rc = ops->mem_alloc(&m, (size_t)shared_bytes, err);
+        w->memory = m;
+    } else if (world == 1) {                /* nobody to share with: plain zeroed memory, which costs nothing until touched */
         if (shared_bytes > 0) {
             void *m = mmap(NULL, (size_t)shared_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (m == MAP_FAILED)
@@ -61,6 +63,8 @@ void comm_close(struct comm_world *w)
     }
     if (w->world > 1)
         w->t->close(w);
+    else if (w->memory && on_device(w))
+        w->ops->mem_free(w->memory, (size_t)w->shared_bytes);
     else if (w->memory)
         (void)munmap(w->memory, (size_t)w->shared_bytes);
     free(w);
@@ -70,8 +74,9 @@ void *comm_memory(struct comm_world *w) { return w->memory; }
 int comm_rank(const struct comm *c) { return c->me; }
 int comm_size(const struct comm *c) { return c->n; }
 
-void comm_counts(const struct comm_world *w, struct comm_count out[COMM_KINDS])
+void comm_counts(struct comm_world *w, struct comm_count out[COMM_KINDS])
 {
+    if (w->world > 1 && w->t->settle) w->t->settle(w);
     memcpy(out, w->counts, sizeof w->counts);
 }
 

@@ -4,12 +4,15 @@
  * bytes and time, and call it. Bytes are those this rank SENDS to other ranks (copies to itself are not sent); they must
  * equal the formulas of docs/communication.md exactly. Rules: all ranks of a group make the same calls in the same order;
  * buffers that cross ranks come from comm_memory(); a lost or stuck peer ends every wait within comm_open's deadline with
- * E_PEER. Reductions add in rank order 0…n-1 in f32 (f64 for F64): the same bits on every rank. */
+ * E_PEER. Over shm, reductions add in rank order 0…n-1 in f32 (f64 for F64). Over nccl the order is NCCL's: the same bits on every rank and
+ * from run to run on the same machines, but not those of shm; BF16 sums are rounded on the way. */
 #ifndef RM_WORKER_COMM_COMM_H
 #define RM_WORKER_COMM_COMM_H
 
 #include "kernels/kernels.h"
 #include "worker/link.h"
+
+enum { COMM_EXIT_PEER = 72 };   /* the worker's exit code for a lost peer; a transport that cannot get out leaves with it */
 
 enum comm_kind { COMM_ALL_TO_ALL, COMM_HOP, COMM_ALL_REDUCE, COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_BROADCAST, COMM_BARRIER, COMM_KINDS };
 extern const char *const comm_kind_names[COMM_KINDS];
@@ -18,7 +21,7 @@ struct comm_count {
     int64_t calls, bytes;       /* bytes sent */
     double busy_s;              /* time in the transfer, waiting for late peers included */
     double exposed_s;           /* time this rank's compute waited for it */
-    double late_s;              /* part of busy_s spent waiting for peers that had not come yet */
+    double late_s;              /* part of busy_s spent waiting for peers that had not come yet; nccl cannot tell: 0 */
 };
 
 struct comm_world;              /* one per process */
@@ -26,7 +29,8 @@ struct comm;                    /* a group of ranks */
 struct comm_hop;                /* a transfer under way: a hop, or a reduction or gathering in the background */
 
 /* shared_bytes: what comm_memory must provide on each rank (the plan's PLACE_SHARED arena), the same on all ranks.
- * deadline_ms: how long a peer may give no sign of life (shm: at most 4.5 s; it shows one all the time).
+ * deadline_ms: how long a peer may give no sign of life (shm: at most 4.5 s; it shows one all the time; nccl: how long a transfer
+ * that has begun may take).
  * transport: "shm" | "nccl". A single rank works with either, without peers. */
 int comm_open(struct comm_world **w, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err);
@@ -37,7 +41,8 @@ int64_t comm_overhead_bytes(const char *transport, int world);
 int comm_group(struct comm **c, struct comm_world *w, const int *ranks, int n, struct error *err);
 int comm_rank(const struct comm *c);                    /* this rank's place in the group */
 int comm_size(const struct comm *c);
-void comm_counts(const struct comm_world *w, struct comm_count out[COMM_KINDS]);    /* since comm_open */
+/* Since comm_open. Times of transfers that have not ended yet come later; those before the last wait for the stream are in. */
+void comm_counts(struct comm_world *w, struct comm_count out[COMM_KINDS]);
 void comm_close(struct comm_world *w);                  /* removes shared memory; safe after an error */
 
 /* One exchange of several tensors: for each part recv[p] = peer p's send[me], slices of slice_bytes, n of them in each buffer, each
@@ -54,11 +59,11 @@ int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *sen
 int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err);
 /* Reduce-scatter and all-gather over uneven pieces, in the background like hops and ended by comm_hop_wait (members start all their
  * background calls, hops too, in the same order). Piece p is [cuts[p], cuts[p+1]), cuts[n+1] ascending, the same on all ranks, copied here.
- * reduce: out += sum over ranks of their in[piece me]; in, in comm_memory, starts at cuts[0]; f32. Sends all but its own piece.
+ * reduce: out += sum over ranks of their in[piece me]; in, in comm_memory, starts at cuts[0], is overwritten; f32. Sends all but its own piece.
  * gather: out, which starts at cuts[0], gets every piece p from rank p's in, in comm_memory. Sends its piece n-1 times. */
 int comm_reduce_pieces_start(struct comm *c, struct stream *s, float *out, const float *in, const int64_t *cuts, struct comm_hop **h, struct error *err);
 int comm_gather_pieces_start(struct comm *c, struct stream *s, enum dtype dt, void *out, const void *in, const int64_t *cuts, struct comm_hop **h, struct error *err);
-/* In place, sums in rank order. dt F32, F64 or BF16 (summed in f32). The buffer may be anywhere. Counts 2*(n-1)/n of the
+/* In place. dt F32, F64 or BF16 (summed in f32). The buffer may be anywhere. Counts 2*(n-1)/n of the
  * bytes, as reduce-scatter + all-gather over slices of ceil(count/n) elements send. */
 int comm_all_reduce(struct comm *c, struct stream *s, enum dtype dt, void *x, int64_t count, struct error *err);
 /* out[count] = sum over ranks of their in[me*count …]; in has n*count elements. Counts (n-1)*count elements. */

@@ -1,15 +1,26 @@
-/* open.c - comm_open: the transport by its name, the rendezvous over the link to the keeper. */
+/* open.c - comm_open: the transport by its name (nccl comes out of the CUDA module), the rendezvous over the link to the keeper. */
 #include <string.h>
 
 #include "worker/comm/transport.h"
 
-static const struct comm_transport *const transports[] = { &comm_transport_shm };
+/* What NCCL takes on a GPU beside the exchange memory, for each communicator a rank is in (all, sequence-parallel, Ulysses, ring, data-parallel: the
+ * groups of different ranks, at most four): channel buffers, assumed. NCCL 2.28 gives each of a communicator's channels 4 MiB for SIMPLE (NCCL_BUFFSIZE)
+ * and under 1 MiB for its other protocols, connects them as peers are first met, and uses up to 16 to 24 on NVLink. */
+enum { NCCL_CHANNEL_BYTES = 5 << 20, NCCL_CHANNELS = 16, NCCL_TEAMS = 4 };
+
+static int64_t nccl_bytes(int world)
+{
+    int teams = world < 4 ? 1 : NCCL_TEAMS;
+    return (int64_t)teams * NCCL_CHANNELS * NCCL_CHANNEL_BYTES;
+}
 
 static const struct comm_transport *find(const char *name)
 {
-    for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++)
-        if (strcmp(transports[i]->name, name) == 0) return transports[i];
-    return NULL;
+    if (strcmp(name, comm_transport_shm.name) == 0) return &comm_transport_shm;
+    if (strcmp(name, "nccl") != 0) return NULL;
+    const struct comm_transport *(*get)(void) = NULL;
+    *(void **)&get = kernel_cuda_symbol("ringmaster_cuda_transport");
+    return get ? get() : NULL;
 }
 
 static int put(void *arg, const char *key, const char *value, struct error *err) { return link_put(arg, key, value, err); }
@@ -20,14 +31,17 @@ int comm_open(struct comm_world **w, const char *transport, const struct kernel_
               int64_t shared_bytes, int deadline_ms, struct error *err)
 {
     *w = NULL;
+    static const struct comm_transport alone = { .name = "nccl" };     /* one GPU has nobody to talk to: no call reaches it */
     const struct comm_transport *t = find(transport);
-    if (t == NULL) return error_set(err, E_UNSUPPORTED, "this build has no transport \"%s\"; it has shm", transport);
+    if (t == NULL && world == 1 && strcmp(transport, "nccl") == 0) t = &alone;
+    if (t == NULL) return error_set(err, E_UNSUPPORTED, "this build has no transport \"%s\" (%s); more than one rank needs it", transport,
+                                    strcmp(transport, "nccl") == 0 ? "its CUDA backend was built without NCCL" : "it has shm and nccl");
     struct comm_meeting m = { put, get, lost, link };
     return comm_open_with(w, t, ops, &m, rank, world, shared_bytes, deadline_ms, err);
 }
 
 int64_t comm_overhead_bytes(const char *transport, int world)
 {
-    const struct comm_transport *t = find(transport);
-    return t && world > 1 ? t->overhead_bytes(world) : 0;
+    if (world == 1) return 0;
+    return strcmp(transport, "nccl") == 0 ? nccl_bytes(world) : comm_transport_shm.overhead_bytes(world);
 }

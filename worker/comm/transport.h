@@ -1,7 +1,7 @@
 /* transport.h - what a transport must supply, and how its ranks find each other. For comm/ only (and its tests).
  *
  * comm.c checks arguments, counts calls and bytes and, for transports that are done when they return, time. A transport that
- * works behind the caller's back (nccl) sets `async` and adds busy_s, exposed_s and late_s to w->counts itself.
+ * works behind the caller's back (nccl) sets `async` and adds busy_s and exposed_s to w->counts itself, by settle() at the latest.
  * Transports are called only with groups of two ranks or more and with counts above 0, all_to_all with strides filled in. */
 #ifndef RM_WORKER_COMM_TRANSPORT_H
 #define RM_WORKER_COMM_TRANSPORT_H
@@ -22,9 +22,10 @@ struct comm_hop { enum comm_kind kind; };
 struct comm_transport {
     const char *name;
     bool async;
-    int64_t (*overhead_bytes)(int world);
+    int64_t (*overhead_bytes)(int world);                           /* NULL: open.c knows it, so that a plan needs no transport */
     int  (*open)(struct comm_world *w, int64_t shared_bytes, int deadline_ms, struct error *err);   /* sets w->memory, w->priv */
     void (*close)(struct comm_world *w);                                                            /* safe after a failed open */
+    void (*settle)(struct comm_world *w);                           /* counts what has ended since; may be NULL */
     int  (*group)(struct comm *c, struct error *err);               /* c->ranks, n, me are set; may set c->priv. May be NULL */
     void (*group_free)(struct comm *c);                             /* may be NULL */
     int  (*all_to_all)(struct comm *c, struct stream *s, const struct comm_part *parts, int n_parts, struct error *err);

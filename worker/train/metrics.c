@@ -11,7 +11,7 @@ double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-void meter_start(struct meter *m, const struct comm_world *w)
+void meter_start(struct meter *m, struct comm_world *w)
 {
     memset(m->phase_s, 0, sizeof m->phase_s);
     comm_counts(w, m->before);
@@ -33,7 +33,7 @@ static double median(const double *v, int n)
     return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
-cJSON *meter_record(struct meter *m, const struct job *j, const struct comm_world *w, const struct step_result *r, int64_t steps_left)
+cJSON *meter_record(struct meter *m, const struct job *j, struct comm_world *w, const struct step_result *r, int64_t steps_left)
 {
     static const char *const phase_names[PHASES] = { "data_s", "forward_s", "backward_s", "reduce_s", "optimizer_s", "checkpoint_s" };
     struct comm_count now[COMM_KINDS];

@@ -27,9 +27,9 @@ struct step_result {
 };
 
 double now_s(void);
-void meter_start(struct meter *m, const struct comm_world *w);
+void meter_start(struct meter *m, struct comm_world *w);
 /* The record of the step that ends now: names of api/message.c, plus "memory" {category: bytes} and "collectives" {kind: {calls, bytes,
  * busy_s, exposed_s}}. steps_left: for the ETA. The caller's. */
-cJSON *meter_record(struct meter *m, const struct job *j, const struct comm_world *w, const struct step_result *r, int64_t steps_left);
+cJSON *meter_record(struct meter *m, const struct job *j, struct comm_world *w, const struct step_result *r, int64_t steps_left);
 
 #endif
