@@ -18,6 +18,7 @@
 
 #include "api/loop.h"
 #include "api/message.h"
+#include "worker/failpoint.h"
 
 enum { QUEUE_MAX = 64 << 20, BEAT_MS = 1000, EXIT_MS = 5000, FLUSH_MS = 2000, BATCH_MAX = 1 << 20 };
 
@@ -335,6 +336,7 @@ void link_step(struct link *l, int64_t step, const char *phase)
     atomic_store(&l->step, step);
     atomic_store(&l->phase, phase);
     (void)atomic_fetch_add(&l->ticks, 1);
+    failpoint_step(l->rank, step, phase);
 }
 
 /* Under mu: OK to go on waiting, else why not. */

@@ -16,7 +16,7 @@
 
 enum {
     TICK_MS = 100, BEAT_MS = 1000,
-    SILENCE_MS = 10000,         /* a rank that said nothing for so long is frozen whole */
+    SILENCE_MS = 7000,          /* a rank that said nothing for so long is frozen whole: its peers are gone within 10 s */
     SILENCE_MIN_MS = 3000,      /* … or for stall_timeout_ms, but never sooner than this */
     START_MS = 120000,          /* from exec to the rank's hello */
     LEAVE_MS = 60000,           /* from its done to its exit */

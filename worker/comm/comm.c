@@ -2,6 +2,7 @@
  *
  * A group of one rank never reaches a transport: here are the copies such a call still owes. */
 #include "worker/comm/transport.h"
+#include "worker/failpoint.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -106,6 +107,7 @@ int comm_group(struct comm **out, struct comm_world *w, const int *ranks, int n,
 /* A call's clock: started before the transport runs, stopped after. */
 static double call_start(struct comm_world *w)
 {
+    failpoint("exchange");
     w->late_s = 0;
     return comm_now();
 }
@@ -180,6 +182,7 @@ int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *sen
     *h = NULL;
     if (bytes == 0 || (recv == NULL && send == NULL)) return OK;
     if (c->n == 1) return recv && send ? local_copy(c, s, recv, send, bytes, err) : OK;
+    failpoint("exchange");
     double t0 = comm_now();
     int rc = c->w->t->hop_start(c, s, recv, send, bytes, h, err);
     return started(c, COMM_HOP, send ? bytes : 0, t0, *h, rc);

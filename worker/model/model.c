@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "worker/failpoint.h"
 #include "worker/model/decoder.h"
 
 enum { MLP_TILE_BYTES = 32 << 20, MLP_TILE_MIN_ROWS = 128, LORA_TILE_BYTES = 32 << 20 };
@@ -221,6 +222,7 @@ static int forward(struct model *m)
     TRY(model_op(m, "embedding", m->ops->embed_fwd(m->s, m->dt, m->layers[0].x, m->embed->w, m->ids, m->Tl, c->C, c->V)));
     params_close(m, 0);
     for (int64_t i = 0; i < c->L; i++) {
+        if (i == c->L / 2) failpoint("forward");
         TRY(params_open(m, i + 1, i + 2));
         TRY(layer_fwd(m, &m->layers[i], i + 1 < c->L ? m->layers[i + 1].x : m->x_out));
         params_close(m, i + 1);
@@ -271,6 +273,7 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     TRY(params_close_grads(m, c->L + 1));
     double middle = now_s();
     for (int64_t i = c->L; i-- > 0;) {
+        if (i == c->L / 2) failpoint("backward");
         TRY(offload_get(m, i));
         TRY(params_open_grads(m, i + 1));
         TRY(params_open(m, i + 1, i > 0 ? i : -1));

@@ -153,6 +153,7 @@ static int load_weights(struct run *r, const char *resume, struct error *err)
 {
     struct job *j = &r->job;
     int rc;
+    link_step(r->link, 0, "load");
     if (strcmp(r->spec->init, "random") == 0) rc = model_init_random(j->model, (uint64_t)r->spec->seed, err);
     else rc = model_load(j->model, r->spec->model, err);
     if (rc == OK) rc = optimizer_start(j->opt, j->stream, err);
