@@ -124,7 +124,12 @@ static void take_rope(struct import *im, const struct flag *f)
         if (v == NULL) return;
         import_set(im, "rope_scaling", v);
         import_report(im, f, "kept", "rope_scaling", "%s", "");
-    } else import_report(im, f, "unsupported", "rope_scaling", "its factor depends on the model; write it out, e.g. {\"rope_type\":\"yarn\",\"factor\":4.0}");
+    } else if (import_one_of(import_text(f), "linear|dynamic|yarn")) {
+        cJSON *v = cJSON_CreateObject();
+        json_add_str(v, "rope_type", import_text(f));
+        import_set(im, "rope_scaling", v);
+        import_report(im, f, "translated", "rope_scaling", "the factor is max_model_len over the model's original length");
+    } else import_report(im, f, "unsupported", "rope_scaling", "expected linear, dynamic, yarn or an object, e.g. {\"rope_type\":\"yarn\",\"factor\":4.0}");
 }
 
 static void take_freeze(struct import *im, const struct flag *f)

@@ -261,6 +261,47 @@ static void with_spec(struct spec *s, const char *more)
 }
 
 /* The factor comes from the original length, whatever was saved before: never multiplied twice. */
+/* ms-swift's rules (model_args.py, _init_rope_scaling), worked by hand: which length counts as the original one, and what follows. */
+static const struct { const char *config, *spec; enum rope_type type; double factor; int64_t original, positions; } swift[] = {
+    /* max_position_embeddings is 64 in all of them */
+    { "\"rope_theta\":10000", "", ROPE_DEFAULT, -1, 64, 64 },
+    { "\"rope_theta\":10000", ",\"max_model_len\":48", ROPE_DEFAULT, -1, 64, 48 },
+    { "\"rope_theta\":10000", ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}", ROPE_LINEAR, 2.5, 64, 160 },
+    { "\"rope_theta\":10000", ",\"rope_scaling\":{\"rope_type\":\"yarn\"},\"max_model_len\":129", ROPE_YARN, 3, 64, 129 },
+    { "\"rope_theta\":10000", ",\"rope_scaling\":{\"rope_type\":\"yarn\"},\"max_model_len\":10", ROPE_YARN, 1, 64, 10 },
+    { "\"rope_theta\":10000", ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2},\"max_model_len\":500", ROPE_YARN, 2, 64, 500 },
+    { "\"rope_theta\":10000", ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"original_max_position_embeddings\":16},\"max_model_len\":64", ROPE_YARN, 4, 16, 64 },
+    { "\"rope_theta\":10000", ",\"rope_scaling\":{\"type\":\"dynamic\"},\"max_model_len\":200", ROPE_DYNAMIC, 4, 64, 64 },
+    { "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":16}", ",\"max_model_len\":40", ROPE_YARN, 3, 16, 40 },
+    { "\"rope_scaling\":{\"type\":\"yarn\",\"original_max_position_embeddings\":16}", ",\"max_model_len\":40", ROPE_YARN, 3, 16, 40 },
+    { "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", "", ROPE_LINEAR, 4, 64, 64 },                              /* as transformers reads it */
+    { "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", ",\"max_model_len\":100", ROPE_LINEAR, 7, 16, 100 },      /* 64 / 4: it was scaled to 64 */
+    { "\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8}", ROPE_YARN, 8, 16, 128 },
+    { "\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8}", ",\"max_model_len\":30", ROPE_LLAMA3, 4, 8, 30 },
+};
+
+START_TEST(rope_scaling_as_in_swift)
+{
+    struct model_config c;
+    struct error err = { 0 };
+    struct spec s;
+    with_spec(&s, swift[_i].spec);
+    write_config(swift[_i].config);
+    for (int times = 0; times < 2; times++) {       /* the saved configuration, read again with the same spec, is the same */
+        ck_assert_msg(model_config_read(&c, dir, &s, &err) == OK, "%s", err.text);
+        ck_assert_int_eq(c.rope.type, swift[_i].type);
+        if (swift[_i].factor > 0) ck_assert_double_eq(c.rope.factor, swift[_i].factor);
+        if (swift[_i].factor > 0) ck_assert_int_eq(c.rope.original_max, swift[_i].original);
+        ck_assert_int_eq(c.max_positions, swift[_i].positions);
+        char *text = model_config_text(&c, DT_BF16, false);
+        ck_assert_int_eq(file_write(in_dir("config.json"), text, strlen(text), &err), OK);
+        free(text);
+        model_config_release(&c);
+    }
+    spec_release(&s);
+}
+END_TEST
+
 START_TEST(rope_scaling_once)
 {
     struct model_config c;
@@ -380,6 +421,7 @@ int main(void)
     tcase_add_test(t, types_are_converted);
     tcase_add_test(t, shards);
     tcase_add_loop_test(t, config_is_checked, 0, sizeof bad_configs / sizeof bad_configs[0]);
+    tcase_add_loop_test(t, rope_scaling_as_in_swift, 0, sizeof swift / sizeof swift[0]);
     tcase_add_test(t, rope_scaling_once);
     tcase_add_loop_test(t, targets_are_checked, 0, sizeof bad_models / sizeof bad_models[0]);
     tcase_add_test(t, weights_are_checked);

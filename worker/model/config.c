@@ -124,14 +124,28 @@ static int read_rope(struct model_config *c, const struct reader *r)
     return OK;
 }
 
-/* The spec's rope_scaling and max_model_len, with ms-swift's rules: the factor is always from the original length, so that a
- * configuration saved and read again is not scaled twice; absent, it is ceil(max_model_len / original length). */
+/* What the saved config.json says the model can read. Not with dynamic scaling: there transformers takes it for the original length. */
+static void set_max_positions(struct model_config *c, double len)
+{
+    if (c->rope.type == ROPE_DYNAMIC || !(len >= 1 && len <= 1 << 30)) return;
+    c->max_positions = (int64_t)len;
+    cJSON_DeleteItemFromObjectCaseSensitive(c->json, "max_position_embeddings");
+    json_add_int(c->json, "max_position_embeddings", c->max_positions);
+}
+
+/* The spec's rope_scaling and max_model_len, with ms-swift's rules (its model_args.py, _init_rope_scaling): the factor is always from the
+ * original length, so that a configuration saved and read again is not scaled twice; absent, it is ceil(max_model_len / original length).
+ * The original length: what rope_scaling says, the new one before the model's own; else max_position_embeddings over the model's own factor. */
 static int override_rope(struct model_config *c, const char *path, const struct spec *spec, bool new_spelling, struct error *err)
 {
     cJSON *old = json_get(c->json, new_spelling ? "rope_parameters" : "rope_scaling");
     if (!cJSON_IsObject(old)) old = NULL;
-    bool old_scaled = old && (json_get(old, "factor") != NULL);
-    if (!spec || (!spec->rope_scaling && !(old_scaled && spec->max_model_len > 0))) return OK;
+    bool old_scaled = old && c->rope.type != ROPE_DEFAULT;
+    if (!spec) return OK;
+    if (!spec->rope_scaling && !(old_scaled && spec->max_model_len > 0)) {
+        if (spec->max_model_len > 0) set_max_positions(c, (double)spec->max_model_len);
+        return OK;
+    }
 
     cJSON *now = cJSON_Duplicate(spec->rope_scaling ? spec->rope_scaling : old, 1);
     if (!spec->rope_scaling) cJSON_DeleteItemFromObjectCaseSensitive(now, "factor");
@@ -143,7 +157,7 @@ static int override_rope(struct model_config *c, const char *path, const struct 
     if (rc != OK) { cJSON_Delete(now); return rc; }
     if (old_scaled) {
         if (json_number(json_get(old, "original_max_position_embeddings"), &v) && v >= 1) original = v;
-        else if (c->rope.type == ROPE_LINEAR && spec->max_model_len == 0 && c->rope.factor >= 1) original = (double)c->max_positions;
+        else if (c->rope.type != ROPE_DYNAMIC && json_number(json_get(old, "factor"), &v) && v >= 1) original = fmax(floor((double)c->max_positions / v), 1);
     }
     if (json_number(json_get(now, "original_max_position_embeddings"), &v) && v >= 1) original = v;
     else if (type != ROPE_DEFAULT) json_add_num(now, "original_max_position_embeddings", original);
@@ -163,11 +177,8 @@ static int override_rope(struct model_config *c, const char *path, const struct 
     const char *key = new_spelling ? "rope_parameters" : "rope_scaling";
     cJSON_DeleteItemFromObjectCaseSensitive(c->json, key);
     (void)cJSON_AddItemToObject(c->json, key, now);
-    if (type != ROPE_DYNAMIC && spec->max_model_len > c->max_positions) {   /* dynamic reads its original length from this key */
-        c->max_positions = spec->max_model_len;
-        cJSON_DeleteItemFromObjectCaseSensitive(c->json, "max_position_embeddings");
-        json_add_int(c->json, "max_position_embeddings", c->max_positions);
-    }
+    if (spec->max_model_len > 0) set_max_positions(c, (double)spec->max_model_len);
+    else if (type != ROPE_DEFAULT) set_max_positions(c, floor(original * c->rope.factor));
     return OK;
 }
 
