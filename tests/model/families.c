@@ -133,6 +133,65 @@ START_TEST(policies_agree_to_the_bit)
 }
 END_TEST
 
+/* --- how often, not what --- */
+static struct { struct kernel_ops ops; int attn_fwd, attn_bwd, cross_entropy; } counted;
+
+static int count_attn_fwd(struct stream *s, enum dtype dt, enum dtype dto, void *o, void *lse, const void *q, const void *k, const void *v, struct attn_shape n,
+                          struct attn_spans spans, bool merge, void *ws)
+{
+    counted.attn_fwd++;
+    return kernel_ops_cpu()->attn_fwd(s, dt, dto, o, lse, q, k, v, n, spans, merge, ws);
+}
+
+static int count_attn_bwd(struct stream *s, enum dtype dt, void *dq, void *dk, void *dv, const void *dout, const void *q, const void *k, const void *v, const void *lse,
+                          const void *delta, struct attn_shape n, struct attn_spans spans, void *ws)
+{
+    counted.attn_bwd++;
+    return kernel_ops_cpu()->attn_bwd(s, dt, dq, dk, dv, dout, q, k, v, lse, delta, n, spans, ws);
+}
+
+static int count_cross_entropy(struct stream *s, enum dtype dt, float *loss, uint8_t *correct, void *z, const int32_t *labels, const float *weight, float scale, bool grad,
+                               int64_t N, int64_t V)
+{
+    counted.cross_entropy++;
+    return kernel_ops_cpu()->cross_entropy(s, dt, loss, correct, z, labels, weight, scale, grad, N, V);
+}
+
+/* Recomputing a layer that kept attention's output and LSE never repeats attention; a tile of logits without a label is not computed. */
+START_TEST(only_what_is_needed)
+{
+    struct rig r;
+    struct test_case c;
+    struct error err = { 0 };
+    struct model_loss loss = { 0 };
+    counted.ops = *kernel_ops_cpu();
+    counted.ops.attn_fwd = count_attn_fwd;
+    counted.ops.attn_bwd = count_attn_bwd;
+    counted.ops.cross_entropy = count_cross_entropy;
+    counted.attn_fwd = counted.attn_bwd = counted.cross_entropy = 0;
+    rig_ops = &counted.ops;
+    rig_tile_rows = 3;
+    open_case(&r, &c, 0, policies[_i], "");
+    rig_ops = NULL;
+    rig_tile_rows = 0;
+    ck_assert_int_eq(model_zero_grads(r.m, &err), OK);
+    ck_assert_int_eq(model_row(r.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_forward_backward(r.m, 1, &loss, &err), OK);
+    int64_t L = r.config.L, tiles = 0, all = 0;
+    for (int64_t i = 0; i < c.row.T; i += 3, all++) {
+        bool any = false;
+        for (int64_t k = i; k < i + 3 && k < c.row.T; k++) any = any || c.row.labels[k] >= 0;
+        tiles += any;
+    }
+    ck_assert_int_lt(tiles, all);
+    ck_assert_int_eq(counted.cross_entropy, tiles);
+    ck_assert_int_eq(counted.attn_fwd, policies[_i] == ACT_NONE || policies[_i] == ACT_ATTENTION ? L : 2 * L);
+    ck_assert_int_eq(counted.attn_bwd, L);
+    case_close(&c);
+    rig_close(&r);
+}
+END_TEST
+
 /* Two sweeps add up, and an evaluation between them changes nothing, to the bit. */
 START_TEST(accumulates)
 {
@@ -405,6 +464,13 @@ START_TEST(merges)
     ck_assert_int_eq(model_logits(r.m, 0, c.row.T, logits, &err), OK);
     double e = relative(want, logits, n);
     ck_assert_msg(e <= 1e-5, "%s: merged logits are off by %.3g", adapters[_i][0], e);
+    struct rig base;
+    ck_assert_int_eq(rig_open(&base, fixture(adapters[_i][1]), ",\"torch_dtype\":\"float32\",\"tuner_type\":\"full\"", ACT_LAYER, c.row.T, c.row.n_docs, &err), OK);
+    ck_assert_int_eq(model_load(base.m, fixture(adapters[_i][1]), &err), OK);
+    ck_assert_int_eq(model_row(base.m, &c.row, &err), OK);
+    ck_assert_int_eq(model_logits(base.m, 0, c.row.T, logits, &err), OK);
+    ck_assert_double_ge(relative(want, logits, n), 0.01);
+    rig_close(&base);
     free(want);
     free(logits);
     case_close(&c);
@@ -422,6 +488,7 @@ int main(void)
     tcase_add_loop_test(t, agrees_with_hugging_face, 0, N_CASES * N_POLICIES);
     tcase_add_loop_test(t, agrees_in_tiles, 0, N_CASES);
     tcase_add_loop_test(t, policies_agree_to_the_bit, 0, N_CASES);
+    tcase_add_loop_test(t, only_what_is_needed, 0, N_POLICIES);
     tcase_add_loop_test(t, accumulates, 0, N_CASES);
     tcase_add_loop_test(t, saves_and_loads, 0, N_CASES);
     tcase_add_loop_test(t, samples, 0, N_CASES);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 int64_t rig_tile_rows;
+const struct kernel_ops *rig_ops;
 
 const char *fixture(const char *name)
 {
@@ -31,7 +32,7 @@ int rig_open_rank(struct rig *r, struct comm_world *w, int rank, const char *dir
 {
     char text[4096];
     struct problems p = { 0 };
-    *r = (struct rig){ .ops = kernel_ops_cpu() };
+    *r = (struct rig){ .ops = rig_ops ? rig_ops : kernel_ops_cpu() };
     int n = snprintf(text, sizeof text, "{\"model\":\"%s\",\"dataset\":[\"x\"],\"output_dir\":\"x\"%s}", dir, more);
     if (spec_parse(&r->spec, text, (size_t)n, &p) != OK) ck_abort_msg("spec: %s", p.v[0].message);
     int rc = model_config_read(&r->config, dir, &r->spec, err);

@@ -18,6 +18,7 @@ struct rig {
 };
 
 extern int64_t rig_tile_rows;           /* model_options.tile_rows of what is opened next */
+extern const struct kernel_ops *rig_ops;        /* the table of what is opened next; NULL: the CPU's */
 /* Builds the model: plan on recording arenas, allocate exactly that, lay out again. more: further spec fields (",\"x\":1"). */
 int rig_open(struct rig *r, const char *dir, const char *more, enum act_policy policy, int64_t max_T, int64_t max_docs, struct error *err);
 /* The same on one rank of a connected world; shared memory is the world's. */

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 args = parser.parse_args()
+torch.set_num_threads(1)                        # the models are tiny
 STEPS, LR = 10, 2e-3
-PATTERNS = dict(rank_pattern={"layers.0.self_attn.q_proj": 6, r"layers\.1\.mlp\.(up|down)_proj": 5, "q_proj": 2}, alpha_pattern={r".*layers\.0.*": 20, "v_proj": 3})
 #      name: (model, PEFT configuration or None, further spec fields)
 CASES = {
     "qwen2 tied, full": (dict(model_type="qwen2", tie_word_embeddings=True), None, {}),
@@ -35,18 +35,31 @@ CASES = {
     "rope linear, full": (dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="linear", factor=2.5)), None, {}),
     "rope dynamic, full": (dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="dynamic", factor=2.0), max_position_embeddings=32), None, {}),
     "rope yarn, full": (dict(model_type="qwen2", num_hidden_layers=1, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), None, {}),
+    "rope yarn, mscale, full": (dict(model_type="qwen2", num_hidden_layers=1, **rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.0)), None, {}),
     "rope llama3, full": (dict(model_type="llama", num_hidden_layers=1, **rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)), None, {}),
-    "qwen2 tied, lora": (dict(model_type="qwen2", tie_word_embeddings=True), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
-    "qwen3, lora": (dict(model_type="qwen3", head_dim=16), dict(r=4, lora_alpha=8, target_modules=ALL), {}),
-    "llama, lora by regular expression": (dict(model_type="llama"), dict(r=4, lora_alpha=8, target_modules=r".*\.(q|v)_proj"), {}),
-    "qwen3, lora with rank and alpha patterns": (dict(model_type="qwen3", head_dim=16), dict(r=4, lora_alpha=8, target_modules=ALL, **PATTERNS), {}),
-    "qwen2, dora with rank and alpha patterns": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, use_dora=True, use_rslora=True, target_modules=ALL, **PATTERNS), {}),
-    "mistral, rslora": (dict(model_type="mistral", sliding_window=24), dict(r=4, lora_alpha=8, use_rslora=True, target_modules=ALL), {}),
-    "qwen2, lora+": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, target_modules=ALL), dict(lorap_lr_ratio=4)),
-    "qwen2 untied, lora, modules_to_save": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]), {}),
-    "qwen2 tied, lora, head saved": (dict(model_type="qwen2", tie_word_embeddings=True), dict(r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["lm_head"]), {}),
-    "qwen2, dora": (dict(model_type="qwen2"), dict(r=4, lora_alpha=8, use_dora=True, target_modules=ALL), {}),
 }
+FAMILIES = {
+    "qwen2 tied": dict(model_type="qwen2", tie_word_embeddings=True),
+    "qwen2": dict(model_type="qwen2"),
+    "qwen3": dict(model_type="qwen3", head_dim=16),
+    "llama": dict(model_type="llama"),
+    "mistral": dict(model_type="mistral", sliding_window=24),
+}
+LORA = dict(r=4, lora_alpha=8, target_modules=ALL)
+PATTERNS = dict(rank_pattern={"layers.0.self_attn.q_proj": 6, r"layers\.1\.mlp\.(up|down)_proj": 5, "q_proj": 2}, alpha_pattern={r".*layers\.0.*": 20, "v_proj": 3})
+for family, over in FAMILIES.items():
+    CASES[f"{family}, lora"] = (over, LORA, {})
+    CASES[f"{family}, rslora, lora+"] = (over, dict(LORA, use_rslora=True), dict(lorap_lr_ratio=4))
+    CASES[f"{family}, dora"] = (over, dict(LORA, use_dora=True), {})
+    CASES[f"{family}, lora, modules_to_save"] = (over, dict(LORA, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]), {})
+for name in [n for n in CASES if n.startswith("rope ")]:
+    CASES[name.replace("full", "lora")] = (CASES[name][0], LORA, {})
+CASES.update({
+    "llama, lora by regular expression": (FAMILIES["llama"], dict(LORA, target_modules=r".*\.(q|v)_proj"), {}),
+    "qwen2 tied, lora, head saved": (FAMILIES["qwen2 tied"], dict(LORA, target_modules=["q_proj"], modules_to_save=["lm_head"]), {}),
+    "qwen3, lora, rank and alpha patterns": (FAMILIES["qwen3"], dict(LORA, **PATTERNS), {}),
+    "qwen2, rsdora, rank and alpha patterns": (FAMILIES["qwen2"], dict(LORA, use_dora=True, use_rslora=True, **PATTERNS), {}),
+})
 TEXT = [("What is a ring?", "A closed band, often of metal, worn on a finger; or a circle of hosts that pass a token on."),
         ("Say yes.", "Yes."),
         ("How do tides arise?", "The moon pulls the near side of the sea more than the earth, and the earth more than the far side, so the water stands high twice a day."),
@@ -92,7 +105,7 @@ def prepare(work, over, lora):
 def spec_for(work, model_dir, adapter, lora, extra):
     s = dict(model=model_dir, torch_dtype="float32", dataset=[os.path.join(work, "data.jsonl")], template="chatml", max_length=256, packing=True, dataset_shuffle=False,
              tuner_type="lora" if lora else "full", learning_rate=LR, lr_scheduler_type="constant", warmup_ratio=0, max_steps=STEPS, weight_decay=0.1, max_grad_norm=1.0,
-             device="cpu", output_dir=os.path.join(work, "out"), debug_dump=os.path.join(work, "dump"), **extra)
+             device="cpu", threads_per_rank=1, output_dir=os.path.join(work, "out"), debug_dump=os.path.join(work, "dump"), **extra)
     if lora:
         t = lora["target_modules"]
         s.update(lora_rank=lora["r"], lora_alpha=lora["lora_alpha"], lora_dropout=0, target_modules=[t] if isinstance(t, str) else t, adapter=adapter,

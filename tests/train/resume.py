@@ -85,6 +85,13 @@ def reshape(b):
         off = max(abs(x - y) / abs(y) for x, y in zip(g.losses(), want[7:]))
         print(f"resumed as {name}: losses off by {off:.1e}")
         assert len(g.losses()) == 13 and off < 1e-5
+    lora = dict(tuner_type="lora", lora_rank=4, lora_dropout=0.2, use_dora=True, learning_rate=1e-2)           # dropout's bits are the row's, not the rank's
+    whole_lora = b.run("lora", **lora)
+    for name, U, R in [("lora-one", 1, 1), ("lora-uly", 2, 1), ("lora-both", 2, 2)]:
+        g = b.run(name, U=U, R=R, resume=f"{b.tmp}/lora/checkpoint-7", **lora)
+        off = max(abs(x - y) / abs(y) for x, y in zip(g.losses(), whole_lora.losses()[7:]))
+        print(f"DoRA with dropout resumed as {name}: losses off by {off:.1e}")
+        assert set(g.codes) == {0} and len(g.losses()) == 13 and off < 1e-5
     shards = b.run("shards", U=1, R=4, zero_stage=3, **fields)              # and written in shards, gone on with by one rank
     assert shards.codes == [0] * 4 and len([f for f in os.listdir(f"{b.tmp}/shards/checkpoint-7") if f.startswith("optimizer-")]) == 4, shards.stderr
     g = b.run("joined", U=1, R=1, resume=f"{b.tmp}/shards/checkpoint-7", **fields)
