@@ -692,7 +692,7 @@ double attempt_figure(const struct attempt *a, int rank, const char *name)
 
 void attempt_live_json(struct attempt *a, cJSON *o)
 {
-    static const char *const shown[] = { "loss", "tokens_per_s", "eta_s", "grad_norm", "learning_rate", "epoch", "comm_share", "step_s", "peak_bytes", "allocated_bytes" };
+    static const char *const shown[] = { "loss", "tokens_per_s", "eta_s", "grad_norm", "learning_rate", "epoch", "comm_share", "comm_share_mean", "comm_share_max", "skew", "slowest_rank", "step_s", "peak_bytes", "allocated_bytes" };
     cJSON *p = cJSON_AddObjectToObject(o, "progress");
     json_add_int(p, "step", a->last_step);
     json_add_int(p, "max_steps", a->j->row.max_steps);

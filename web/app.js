@@ -140,6 +140,7 @@ const CHARTS = [
   { title: 'loss', names: ['loss', 'eval_loss'], digits: 4 },
   { title: 'tokens per second', names: ['tokens_per_s'], digits: 0, zero: true },
   { title: 'communication share per rank (%)', names: ['comm_share'], ranks: true, factor: 100, digits: 1, zero: true },
+  { title: 'straggler skew: slowest rank\'s own work over the mean', names: ['skew'], digits: 2 },
   { title: 'memory per rank (MiB), plan dashed', names: ['allocated_bytes'], ranks: true, factor: 1 / 2 ** 20, digits: 1, zero: true, plan: true },
   { title: 'step time by part, rank 0 (s)', names: ['data_s', 'forward_s', 'backward_s', 'reduce_s', 'optimizer_s', 'checkpoint_s'], stacked: true, digits: 3, zero: true },
   { title: 'gradient norm', names: ['grad_norm'], digits: 3, zero: true },
@@ -214,7 +215,7 @@ async function showJob(id) {
   refresh = throttle(async () => {
     showSlots();
     const j = await api(`/v1/jobs/${id}`);
-    const names = [...new Set(CHARTS.filter(c => !c.ranks).flatMap(c => c.names))].join(','), perRank = CHARTS.filter(c => c.ranks).flatMap(c => c.names).join(',');
+    const names = [...new Set(CHARTS.filter(c => !c.ranks).flatMap(c => c.names)), 'slowest_rank'].join(','), perRank = CHARTS.filter(c => c.ranks).flatMap(c => c.names).join(',');
     const [one, all, rankList, text] = await Promise.all([
       api(`/v1/jobs/${id}/metrics?names=${names}&max_points=1000`), api(`/v1/jobs/${id}/metrics?names=${perRank}&rank=all&max_points=600`), api(`/v1/jobs/${id}/ranks`),
       api(`/v1/jobs/${id}/logs?rank=${rankChoice.value}&tail=500${search.value ? `&grep=${encodeURIComponent(search.value)}` : ''}`)]);
@@ -268,7 +269,8 @@ function drawHead(head, j, last, ranks) {
         live || j.state === 'paused' ? act('cancel', 'Cancel', `Cancel ${j.id}?`) : null, el('a', { class: 'button', href: `#/new/${j.id}` }, 'Copy as new job'))),
     el('div', { class: 'bar' }, bar),
     el('div', { class: 'facts' }, fact(`${j.step || 0} of ${j.max_steps || '?'}`, 'steps'), fact(number(last('loss')), 'loss'), fact(count(last('tokens_per_s')), 'tokens/s'),
-      fact(shares.length ? percent(Math.max(...shares)) : '–', 'communication share, highest rank'), fact(live ? duration(last('eta_s')) : duration(j.run_ms ? j.run_ms / 1000 : null), live ? 'left' : 'ran'),
+      fact(shares.length ? percent(Math.max(...shares)) : '–', 'communication share, highest rank'),
+      fact(j.ranks > 1 ? number(last('skew'), 2) : '–', typeof last('slowest_rank') === 'number' && j.ranks > 1 ? `skew, rank ${last('slowest_rank')} slowest` : 'skew'), fact(live ? duration(last('eta_s')) : duration(j.run_ms ? j.run_ms / 1000 : null), live ? 'left' : 'ran'),
       fact(parallel ? `${parallel.dp ?? 1} × ${parallel.ring ?? 1} × ${parallel.ulysses ?? 1}` : '–', 'data × ring × Ulysses'), fact(`${j.attempt || 0}`, 'attempt')),
     parallel && parallel.why ? el('p', { class: 'quiet' }, parallel.why) : '',
     j.waiting ? el('div', { class: 'notice' }, j.waiting.text) : '',

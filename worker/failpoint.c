@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { PATIENCE_MS = 30000 };       /* nobody came: go on, the test will say so */
 
@@ -35,7 +36,7 @@ void failpoint(const char *phase)
     (void)snprintf(reached, sizeof reached, "%s.reached", fp.file);
     if (rename(fp.file, reached) != 0) return;
     struct timespec tick = { .tv_nsec = 10 * 1000000L };
-    for (int i = 0; i < PATIENCE_MS / 10; i++) (void)nanosleep(&tick, NULL);
+    for (int i = 0; i < PATIENCE_MS / 10 && access(reached, F_OK) == 0; i++) (void)nanosleep(&tick, NULL);
 }
 
 void failpoint_step(int rank, int64_t step, const char *phase)

@@ -101,7 +101,7 @@ static const char *utilisation(char buf[16], const cJSON *r)
 
 static void put_job(struct screen *s, const cJSON *job)
 {
-    char a[HUMAN], b[HUMAN], pc[16], loss[24] = "-";
+    char a[HUMAN], b[HUMAN], pc[16], sk[16], loss[24] = "-";
     double v, eta = NAN, step = json_num(job, "step", 0), steps = json_num(job, "max_steps", 0);
     const cJSON *p = json_get(job, "progress");
     const char *id = json_str(job, "id"), *state = json_str(job, "state"), *reason = json_str(job, "reason"), *detail = json_str(job, "detail");
@@ -112,8 +112,8 @@ static void put_job(struct screen *s, const cJSON *job)
     if (reason && *reason) put(s, "  (%s)", reason);
     end_line(s);
     if (detail && *detail && strlen(detail) < 400) { put(s, "%s", detail); end_line(s); }
-    put(s, "step %.0f/%.0f (%.0f%%)  loss %s  %s tokens/s  communication %s  ETA %s", step, steps, steps > 0 ? 100 * step / steps : 0, loss,
-        human_count(a, json_num(p, "tokens_per_s", NAN)), percent(pc, p, "comm_share", 1), human_time(b, eta));
+    put(s, "step %.0f/%.0f (%.0f%%)  loss %s  %s tokens/s  communication %s  skew %s  ETA %s", step, steps, steps > 0 ? 100 * step / steps : 0, loss,
+        human_count(a, json_num(p, "tokens_per_s", NAN)), percent(pc, p, "comm_share", 1), number(p, "skew", &v) ? ((void)snprintf(sk, sizeof sk, "%.2f", v), sk) : "-", human_time(b, eta));
     end_line(s);
 }
 

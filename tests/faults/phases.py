@@ -77,13 +77,13 @@ def case(new, how, shape, zero, blows):
         while not os.path.exists(point + ".reached"):
             assert time.monotonic() < end and d.job(id)["state"] not in rig.FINAL, f"{name}: nobody came to {phase}: {d.job(id)['state']}\n{d.log_text()}"
             time.sleep(0.02)
-        os.unlink(point + ".reached")
         if i + 1 < len(blows):
             lay(point, *blows[i + 1])
         while len(pids := {r["rank"]: r["pid"] for r in d.ranks(id) if r["pid"]}) < WORLD:
             time.sleep(0.02)
         at = time.monotonic()
         os.kill(pids[rank], how == "kill" and signal.SIGKILL or signal.SIGSTOP)
+        os.unlink(point + ".reached")
         while left := [r for r, p in pids.items() if r != rank and running(p)]:
             assert time.monotonic() < at + 10, f"{name}: 10 s after the blow on rank {rank} in {phase}, ranks {left} are still there"
             time.sleep(0.02)

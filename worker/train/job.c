@@ -9,7 +9,7 @@ int job_layout(struct job *j, struct error *err)
     batch_bounds(j->spec, j->mesh.R * j->mesh.U, &j->max_T, &j->max_docs);
     batch_init(&j->batch, j->spec->gradient_accumulation_steps, j->max_T, j->max_docs, host);
 
-    j->scalars = arena_take(device, MEM_COMMUNICATION, DT_F64, 16, 0, 0, 0, "scalars");
+    j->scalars = arena_take(device, MEM_COMMUNICATION, DT_F64, SCALARS_MAX + 2 * j->mesh.world, 0, 0, 0, "scalars");
     struct model_options o = { .spec = j->spec, .config = j->config, .ops = j->ops, .mesh = &j->mesh, .policy = j->policy,
                                .max_T = j->max_T, .max_docs = j->max_docs };
     int rc = model_new(&j->model, &o, j->stream, device, shared, host, err);

@@ -7,6 +7,8 @@
 #include "worker/train/batch.h"
 #include "worker/train/optimizer.h"
 
+enum { SCALARS_MAX = 16 };
+
 struct job {
     const struct spec *spec;
     const struct model_config *config;
@@ -18,7 +20,7 @@ struct job {
     struct model *model;
     struct optimizer *opt;
     struct batch batch;
-    double *scalars;                    /* device f64 [16]: small sums over ranks */
+    double *scalars;                    /* device f64 [SCALARS_MAX + 2 * world]: small sums over ranks, and what each tells of itself */
     int64_t max_T, max_docs;
     int64_t transport_bytes;            /* what the transport takes for itself */
 };

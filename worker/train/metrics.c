@@ -18,6 +18,15 @@ void meter_start(struct meter *m, struct comm_world *w)
     m->started = now_s();
 }
 
+void meter_so_far(const struct meter *m, struct comm_world *w, double *step_s, double *exposed_s)
+{
+    struct comm_count now[COMM_KINDS];
+    comm_counts(w, now);
+    *step_s = now_s() - m->started;
+    *exposed_s = 0;
+    for (int k = 0; k < COMM_KINDS; k++) *exposed_s += now[k].exposed_s - m->before[k].exposed_s;
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -73,6 +82,10 @@ cJSON *meter_record(struct meter *m, const struct job *j, struct comm_world *w, 
         (void)cJSON_AddItemToObject(kinds, comm_kind_names[k], kind);
     }
     json_add_num(o, "comm_exposed_s", exposed_s);
+    json_add_num(o, "comm_share_mean", r->share_mean);
+    json_add_num(o, "comm_share_max", r->share_most);
+    json_add_num(o, "skew", r->skew);
+    json_add_int(o, "slowest_rank", r->slowest);
     json_add_num(o, "comm_share", step_s > 0 ? exposed_s / step_s : 0);
     json_add_int(o, "sent_bytes", sent);
     json_add_int(o, "peak_bytes", job_peak(j));

@@ -22,12 +22,16 @@ struct step_result {
     double loss, accuracy, grad_norm, lr, epoch;
     double weight_sum;
     int64_t tokens;                     /* real, all ranks */
+    double skew, share_mean, share_most;        /* slowest rank's own work over the mean; waiting for communication, mean and highest share of all ranks */
+    int slowest;                        /* rank */
     bool skipped;                       /* gradients were not finite */
     bool stop, stop_now, checkpoint;    /* some rank was asked to; stop_now: without a checkpoint */
 };
 
 double now_s(void);
 void meter_start(struct meter *m, struct comm_world *w);
+/* Seconds of the step so far, and those of them in which this rank waited for communication. */
+void meter_so_far(const struct meter *m, struct comm_world *w, double *step_s, double *exposed_s);
 /* The record of the step that ends now: names of api/message.c, plus "memory" {category: bytes} and "collectives" {kind: {calls, bytes,
  * busy_s, exposed_s}}. steps_left: for the ETA. The caller's. */
 cJSON *meter_record(struct meter *m, const struct job *j, struct comm_world *w, const struct step_result *r, int64_t steps_left);

@@ -47,12 +47,10 @@ int run_rank(const struct spec *spec, int rank, int world, int link_fd, const ch
 void run_request_stop(void);
 bool run_stop_requested(void);
 
-enum { SCALARS_MAX = 16 };
-
 /* Optimizer steps of the whole job, from the spec and the micro-batches of an epoch. */
 int64_t run_steps(const struct spec *spec, int64_t per_epoch);
 
-/* Sums v[0..n) over the group's ranks, n <= SCALARS_MAX, in f64, in rank order. */
+/* Sums v[0..n) over the group's ranks, n at most SCALARS_MAX + 2 * world, in f64, in rank order. */
 int run_sum(struct run *r, struct comm *c, double *v, int n, struct error *err);
 /* Any rank's failure becomes every rank's: returns rc where it failed, its code elsewhere (E_PEER when several did). Collective over all ranks. */
 int run_agree(struct run *r, int rc, struct error *err);

@@ -55,12 +55,36 @@ static int gather_weights(struct run *r, struct error *err)
     return comm_all_gather(j->mesh.all, j->stream, p->dt, p->flat_w, mine, j->opt->hi - j->opt->lo, err);
 }
 
+/* own: each rank's seconds of work so far in the step; share: of waiting. The sum over ranks has put each into its place. */
+static void judge_ranks(const double *own, const double *share, int world, struct step_result *out)
+{
+    double sum = 0, waited = 0;
+    out->share_most = 0;
+    out->slowest = 0;
+    for (int p = 0; p < world; p++) {
+        sum += own[p];
+        waited += share[p];
+        if (own[p] > own[out->slowest]) out->slowest = p;
+        if (share[p] > out->share_most) out->share_most = share[p];
+    }
+    out->skew = sum > 0 ? own[out->slowest] * world / sum : 1;
+    out->share_mean = waited / world;
+}
+
 static int reduce_loss(struct run *r, const struct model_loss *loss, const struct totals *t, struct step_result *out, struct error *err)
 {
+    enum { OWN = 6, RANKS_MAX = 4096 };                     /* nproc_per_node's largest */
     enum link_stop stop = link_stop_wanted(r->link);
-    double v[6] = { loss->loss_sum, loss->correct, loss->count, stop != LINK_GO || run_stop_requested(), stop == LINK_STOP_NOW,
-                    link_checkpoint_wanted(r->link) };
-    int rc = run_sum(r, r->job.mesh.all, v, 6, err);
+    int world = r->job.mesh.world, me = r->job.mesh.rank;
+    double v[OWN + 2 * RANKS_MAX], step_s, exposed_s;
+    memset(v, 0, (size_t)(OWN + 2 * world) * sizeof *v);
+    v[0] = loss->loss_sum, v[1] = loss->correct, v[2] = loss->count;
+    v[3] = stop != LINK_GO || run_stop_requested(), v[4] = stop == LINK_STOP_NOW, v[5] = link_checkpoint_wanted(r->link);
+    meter_so_far(&r->meter, r->world, &step_s, &exposed_s);
+    v[OWN + me] = step_s - exposed_s;
+    v[OWN + world + me] = step_s > 0 ? exposed_s / step_s : 0;
+    int rc = run_sum(r, r->job.mesh.all, v, OWN + 2 * world, err);
+    judge_ranks(v + OWN, v + OWN + world, world, out);
     out->loss = t->weight > 0 ? v[0] / t->weight : 0;
     out->accuracy = v[2] > 0 ? v[1] / v[2] : 0;
     out->stop = v[3] > 0;
