@@ -2,7 +2,8 @@
  *
  * Rank -> keeper (fd 3, a stream socket pair), member "t":
  *   hello       {rank, pid, protocol}                       first line
- *   ready       {peak_bytes, device}                        memory taken, groups connected, first row loaded
+ *   ready       {peak_bytes, device, policy, parallel, attention}
+ *                                                                                 memory taken, groups connected, first row loaded
  *   beat        {step, phase, ticks}                        each second, from the link's own thread; any change is progress
  *   metrics     {step, …}                                   one per logged step; members in metric_names below
  *   checkpoint  {step, path}                                a complete checkpoint is on disk
@@ -37,7 +38,8 @@
  * `spool` holds the very record lines sent to the daemon, in order; a daemon that finds the keeper gone reads the rest there.
  * The keeper leaves once exit.json is on disk and the daemon attached has acknowledged last_seq, at the latest 5 s later.
  * The plan: `ringmaster-worker --plan SPEC.json` prints one JSON object on stdout: exit code 0 and {"ok":true,"steps",
- * "policy","parallel":{"dp","ring","ulysses","why"},"ranks":[{"rank","peak_bytes","categories":{…},"buffers":[…]}],"warnings":[text]},
+ * "policy","parallel":{"dp","ring","ulysses","why"},"ranks":[{"rank","peak_bytes","categories":{…},"buffers":[…]}],"libraries":[{"name","bytes","basis","source"}],
+ * "warnings":[text]},
  * or exit code 2 and {"ok":false,"problems":[{"pointer","code","message"}]}. `--brief` leaves out "buffers".
  *
  * exit.json: {protocol, job, attempt, nonce, state: succeeded|failed|cancelled|paused, reason, detail, last_step,

@@ -122,6 +122,11 @@ static void print_plan(const cJSON *plan)
     (void)printf("%-24s", "peak");
     for (const cJSON *r = ranks ? ranks->child : NULL; r; r = r->next) (void)printf(" %12s", human_bytes(a, json_num(r, "peak_bytes", 0)));
     (void)printf("\n");
+    const cJSON *libraries = json_get(plan, "libraries");
+    for (const cJSON *l = libraries ? libraries->child : NULL; l; l = l->next) {        /* parts of the categories above */
+        const char *name = json_str(l, "name"), *basis = json_str(l, "basis"), *source = json_str(l, "source");
+        (void)printf("  of it %-18s %12s  %s: %s\n", name ? name : "?", human_bytes(a, json_num(l, "bytes", 0)), basis ? basis : "?", source ? source : "?");
+    }
     if (json_num(plan, "limit_bytes", 0) > 0) (void)printf("%-24s %12s\n", "limit", human_bytes(a, json_num(plan, "limit_bytes", 0)));
     for (const cJSON *w = warnings ? warnings->child : NULL; w; w = w->next)
         if (cJSON_IsString(w)) (void)printf("warning: %s\n", w->valuestring);

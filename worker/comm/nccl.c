@@ -97,7 +97,7 @@ static int cuda_failed(struct error *err, cudaError_t e, const char *what)
 static int nccl_failed(struct error *err, ncclResult_t r, ncclComm_t comm, const char *what)
 {
     const char *more = ncclGetLastError(comm);
-    enum status code = r == ncclRemoteError || r == ncclSystemError ? E_PEER : r == ncclInvalidArgument || r == ncclInvalidUsage ? E_INVALID : E_CUDA;
+    enum status code = r == ncclRemoteError || r == ncclSystemError ? E_PEER : r == ncclInvalidArgument || r == ncclInvalidUsage ? E_INVALID : E_NCCL;
     return error_set(err, code, "nccl: %s: %s%s%.300s", what, ncclGetErrorString(r), more && *more ? ": " : "", more ? more : "");
 }
 

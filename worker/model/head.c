@@ -71,6 +71,7 @@ int head_logits(struct model *m, const void *x, int64_t from, int64_t n, float *
     for (int64_t i = 0; i < n && rc == OK; i += m->z_tile) {
         int64_t k = n - i < m->z_tile ? n - i : m->z_tile;
         rc = logits(m, (const char *)x + (size_t)((from + i) * c->C) * size, k);
+        if (rc == OK) rc = m->ops->stream_wait(m->s, m->err);       /* host is not pinned: the copy would wait without watching the peers */
         if (rc == OK) rc = model_op(m, "copy", m->ops->copy(m->s, host, m->z, (size_t)(k * c->V) * size));
         if (rc == OK) rc = m->ops->stream_wait(m->s, m->err);
         for (int64_t j = 0; j < k * c->V && rc == OK; j++) out[i * c->V + j] = m->dt == DT_BF16 ? bf16_to_f32(((bf16 *)host)[j]) : ((float *)host)[j];

@@ -128,6 +128,13 @@ void model_free(struct model *m)
 
 struct params *model_params(struct model *m) { return &m->params; }
 
+/* Full and sliding layers differ in their spans, not in the kernel. */
+const char *model_attention(struct model *m)
+{
+    const char *wish = m->spec->attn_impl;
+    return attn_group_choose(m->attn[m->attn[0] ? 0 : 1], m->s, strcmp(wish, "eager") == 0 ? ATTN_EAGER : strcmp(wish, "flash") == 0 ? ATTN_FLASH : ATTN_AUTO);
+}
+
 /* --- the row --- */
 static int cut_row(struct model *m, const struct row *row)
 {

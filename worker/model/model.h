@@ -43,6 +43,8 @@ int model_new(struct model **m, const struct model_options *o, struct stream *s,
               struct arena *host, struct error *err);
 void model_free(struct model *m);
 struct params *model_params(struct model *m);
+/* Takes the attention kernels the spec's attn_impl asks for; what will run, for people. Valid until the next call. */
+const char *model_attention(struct model *m);
 
 /* Weights from the folder's safetensors: names, shapes and types checked before the first byte is read. LoRA parts are initialised
  * from the seed. Then spec->adapter, if given, is loaded over them. */

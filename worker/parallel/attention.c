@@ -137,6 +137,13 @@ void attn_group_free(struct attn_group *g)
     free(g);
 }
 
+const char *attn_group_choose(struct attn_group *g, struct stream *s, enum attn_impl impl)
+{
+    struct attn_shape n = shape(g, g->d.max_T / g->m->R);
+    g->ops->attn_choose(s, impl, g->d.dt, n);
+    return g->ops->attn_name(s, g->d.dt, n);
+}
+
 void attn_kept_shape(const struct attn_group *g, int64_t *Tr, int64_t *hq, int64_t *hk)
 {
     *Tr = g->d.max_T / g->m->R;

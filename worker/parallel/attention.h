@@ -33,6 +33,9 @@ struct attn_kept {
 int attn_group_new(struct attn_group **g, const struct kernel_ops *ops, const struct mesh *m, struct attn_dims d,
                    struct arena *device, struct arena *shared, struct arena *host, struct error *err);
 void attn_group_free(struct attn_group *g);
+/* Chooses the kernel that attn_impl asks for, before the first row; the name of what will run, with the reason where it is not what was
+ * asked for. Valid until the next call. */
+const char *attn_group_choose(struct attn_group *g, struct stream *s, enum attn_impl impl);
 /* Sizes of attn_kept's members for max_T, in elements. */
 void attn_kept_shape(const struct attn_group *g, int64_t *Tr, int64_t *hq, int64_t *hk);
 /* Sets the row: layout, spans, this rank's RoPE tables cos, sin [Tl,D/2] (device, borrowed until the next call). */

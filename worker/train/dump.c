@@ -121,13 +121,16 @@ static int write_files(struct run *r, const struct rows *d, const struct step_re
     return rc;
 }
 
-/* Gradients in shards (ZeRO 2) are brought together on the host for as long as they are written. */
+/* Gradients in shards (ZeRO 2) are brought together, in memory of the device that no plan lists, for as long as they are written. */
 static int gather_grads(struct run *r, float **whole, struct error *err)
 {
     struct params *p = model_params(r->job.model);
+    void *memory = NULL;
     if (p->n_g == p->n_flat) return OK;
-    *whole = xmalloc((unsigned long)p->n_flat * sizeof **whole);
-    int rc = comm_all_gather(r->job.mesh.all, r->job.stream, DT_F32, *whole, p->flat_g, p->n_g, err);
+    int rc = run_agree(r, r->job.ops->mem_alloc(&memory, (size_t)p->n_flat * sizeof **whole, err), err);
+    *whole = memory;
+    if (rc == OK) rc = comm_all_gather(r->job.mesh.all, r->job.stream, DT_F32, *whole, p->flat_g, p->n_g, err);
+    if (rc != OK) return rc;
     for (int64_t i = 0; i < p->n; i++)
         if (p->v[i].trained) p->v[i].g = *whole + p->v[i].at;
     return rc;
@@ -137,7 +140,7 @@ static void scatter_grads(struct run *r, float *whole)
 {
     struct params *p = model_params(r->job.model);
     for (int64_t i = 0; i < p->n && whole; i++) p->v[i].g = NULL;
-    free(whole);
+    if (whole) r->job.ops->mem_free(whole, (size_t)p->n_flat * sizeof *whole);
 }
 
 int dump_step(struct run *r, const struct step_result *result, double weight, struct error *err)

@@ -1,11 +1,33 @@
 #include "worker/train/job.h"
 
+#include <string.h>
+
 const char *job_transport(const struct kernel_ops *ops) { return ops == kernel_ops_cpu() ? "shm" : "nccl"; }
+
+int job_libraries(const struct kernel_ops *ops, int world, struct job_library out[JOB_LIBRARIES])
+{
+    if (ops == kernel_ops_cpu()) return 0;
+    /* No GPU was at hand when these were written: they are what A100 and H100 machines are known to show, rounded up. */
+    const struct job_library lines[JOB_LIBRARIES] = {
+        { "CUDA context", MEM_WORKSPACE, (int64_t)512 << 20, "assumed", "an idle process's memory in nvidia-smi on A100 and H100 is 0.3 to 0.5 GiB with modules loaded lazily" },
+        { "cuBLASLt workspace", MEM_WORKSPACE, (int64_t)64 << 20, "assumed",
+          "its handle and the kernels it loads; the workspace of its products is ours, exact, and stands among the buffers" },
+        { "kernel modules", MEM_WORKSPACE, (int64_t)32 << 20, "assumed", "at most the module's code for one architecture, loaded at first use" },
+        { "NCCL buffers", MEM_COMMUNICATION, comm_overhead_bytes("nccl", world), "assumed",
+          "16 channels of 5 MiB for each communicator of a rank (NCCL_BUFFSIZE is 4 MiB); exchange memory is ours and stands among the buffers" },
+    };
+    memcpy(out, lines, sizeof lines);
+    return JOB_LIBRARIES;
+}
 
 int job_layout(struct job *j, struct error *err)
 {
     struct arena *device = &j->arenas[PLACE_DEVICE], *shared = &j->arenas[PLACE_SHARED], *host = &j->arenas[PLACE_HOST];
     j->transport_bytes = comm_overhead_bytes(job_transport(j->ops), j->mesh.world);
+    struct job_library lines[JOB_LIBRARIES];
+    j->library_bytes = 0;
+    for (int n = job_libraries(j->ops, j->mesh.world, lines), i = 0; i < n; i++)
+        if (lines[i].category != MEM_COMMUNICATION) j->library_bytes += lines[i].bytes;
     batch_bounds(j->spec, j->mesh.R * j->mesh.U, &j->max_T, &j->max_docs);
     batch_init(&j->batch, j->spec->gradient_accumulation_steps, j->max_T, j->max_docs, host);
 
@@ -33,7 +55,7 @@ void job_release(struct job *j)
 
 int64_t job_peak(const struct job *j)
 {
-    int64_t sum = j->transport_bytes;
+    int64_t sum = j->transport_bytes + j->library_bytes;
     for (int i = 0; i < MEM_PLACES; i++) sum += j->arenas[i].peak;
     return sum;
 }
@@ -45,4 +67,5 @@ void job_by_category(const struct job *j, int64_t out[MEM_CATEGORIES])
         for (int i = 0; i < MEM_PLACES; i++) out[c] += j->arenas[i].peak_by_category[c];
     }
     out[MEM_COMMUNICATION] += j->transport_bytes;
+    out[MEM_WORKSPACE] += j->library_bytes;
 }

@@ -23,7 +23,19 @@ struct job {
     double *scalars;                    /* device f64 [SCALARS_MAX + 2 * world]: small sums over ranks, and what each tells of itself */
     int64_t max_T, max_docs;
     int64_t transport_bytes;            /* what the transport takes for itself */
+    int64_t library_bytes;              /* what the GPU's libraries take beside it: the other lines of job_libraries */
 };
+
+/* Memory of a GPU that no arena hands out. It counts against the device's limit like the rest. */
+struct job_library {
+    const char *name;
+    enum mem_category category;
+    int64_t bytes;
+    const char *basis, *source;         /* "assumed" or "measured"; from where */
+};
+enum { JOB_LIBRARIES = 4 };
+/* The lines of a rank; returns how many there are. None on the CPU; the transport's line is job.transport_bytes. */
+int job_libraries(const struct kernel_ops *ops, int world, struct job_library out[JOB_LIBRARIES]);
 
 const char *job_transport(const struct kernel_ops *ops);     /* "shm" | "nccl" */
 /* Everything a rank takes, in order, from j->arenas. spec, config, ops, mesh, policy, stream and the arenas are set before. */

@@ -68,8 +68,8 @@ int optimizer_start(struct optimizer *o, struct stream *s, struct error *err)
     for (int64_t i = 0; o->offload && i < o->hi - o->lo; i += OFFLOAD_PIECE) {
         int64_t n = o->hi - o->lo - i < OFFLOAD_PIECE ? o->hi - o->lo - i : OFFLOAD_PIECE;
         int rc = o->ops->copy(s, o->w_host, w + (size_t)i * size, (size_t)n * size);
-        if (rc == OK) rc = o->ops->stream_wait(s, NULL);
         if (rc != OK) return op_status(o, s, rc, "optimizer masters", err);
+        if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;
         rc = o->host_ops->cast(o->host_stream, DT_F32, o->master + i, o->params->dt, o->w_host, n);
         if (rc != OK) return error_set(err, (enum status)rc, "optimizer masters: %s", o->host_ops->error(o->host_stream));
     }
@@ -81,9 +81,11 @@ int optimizer_sumsq(struct optimizer *o, struct stream *s, double *sum, struct e
 {
     int rc = o->ops->zero(s, o->sumsq, sizeof *o->sumsq);
     if (rc == OK) rc = o->ops->sumsq(s, o->sumsq, o->params->flat_g + (o->lo - o->params->g_at), o->hi - o->lo);
-    if (rc == OK) rc = o->ops->copy(s, sum, o->sumsq, sizeof *sum);
     if (rc != OK) return op_status(o, s, rc, "gradient norm", err);
-    return o->ops->stream_wait(s, err);
+    rc = o->ops->stream_wait(s, err);           /* first: a copy into memory that is not pinned waits without watching the peers */
+    if (rc != OK) return rc;
+    rc = o->ops->copy(s, sum, o->sumsq, sizeof *sum);
+    return rc == OK ? o->ops->stream_wait(s, err) : op_status(o, s, rc, "gradient norm", err);
 }
 
 /* One range: gradients come to the host, weights go back. */
@@ -96,15 +98,15 @@ static int offloaded_step(struct optimizer *o, struct stream *s, const struct op
         char *w = (char *)p->flat_w + (size_t)(at - p->w_at) * size;
         int rc = o->ops->copy(s, o->g_host, p->flat_g + (at - p->g_at), (size_t)n * sizeof(float));
         if (rc == OK && o->master == NULL) rc = o->ops->copy(s, o->w_host, w, (size_t)n * size);
-        if (rc == OK) rc = o->ops->stream_wait(s, NULL);
         if (rc != OK) return op_status(o, s, rc, "offloaded adamw", err);
+        if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;
         float *w32 = o->master ? o->master + (at - o->lo) : o->w_host;
         rc = o->host_ops->adamw(o->host_stream, w32, o->master ? (bf16 *)(void *)o->w_host : NULL, o->m + r->state + i, o->v + r->state + i, o->g_host, n, gscale, lr,
                                 o->beta1, o->beta2, o->eps, r->decay ? o->decay : 0, o->t);
         if (rc != OK) return error_set(err, (enum status)rc, "offloaded adamw: %s", o->host_ops->error(o->host_stream));
         rc = o->ops->copy(s, w, o->w_host, (size_t)n * size);
-        if (rc == OK) rc = o->ops->stream_wait(s, NULL);        /* the staging is used again */
         if (rc != OK) return op_status(o, s, rc, "offloaded adamw", err);
+        if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;        /* the staging is used again */
     }
     return OK;
 }

@@ -23,8 +23,17 @@ int plan_device(const struct spec *spec, const struct kernel_ops **ops, struct e
     if (strcmp(spec->device, "cpu") == 0) return OK;
     const struct kernel_ops *cuda = kernel_ops_cuda(&why);
     if (cuda) *ops = cuda;
-    else if (strcmp(spec->device, "cuda") == 0) return error_set(err, why.code, "%s", why.text);     /* it names the device itself */
+    else if (strcmp(spec->device, "cuda") == 0) {
+        *ops = NULL;
+        return error_set(err, why.code, "%s", why.text);        /* it names the device itself */
+    }
     return OK;
+}
+
+const struct kernel_ops *plan_device_elsewhere(const struct spec *spec)
+{
+    struct error none;
+    return strcmp(spec->device, "cuda") == 0 && spec->memory_limit_bytes > 0 ? kernel_ops_cuda_module(&none) : NULL;
 }
 
 static int64_t limit_of(const struct spec *spec, const struct kernel_ops *ops)
@@ -38,7 +47,7 @@ static int64_t limit_of(const struct spec *spec, const struct kernel_ops *ops)
 /* What counts against the limit: on the CPU all places are one memory; on a GPU host memory is not its own. */
 static int64_t counted(const struct job *j)
 {
-    return j->arenas[PLACE_DEVICE].peak + j->arenas[PLACE_SHARED].peak + j->transport_bytes + (j->ops == kernel_ops_cpu() ? j->arenas[PLACE_HOST].peak : 0);
+    return j->arenas[PLACE_DEVICE].peak + j->arenas[PLACE_SHARED].peak + j->transport_bytes + j->library_bytes + (j->ops == kernel_ops_cpu() ? j->arenas[PLACE_HOST].peak : 0);
 }
 
 void plan_release(struct plan *p)

@@ -18,6 +18,8 @@ struct plan {
 
 /* The backend for spec->device: auto takes CUDA where it works. */
 int plan_device(const struct spec *spec, const struct kernel_ops **ops, struct error *err);
+/* To plan for a GPU that is not here: the CUDA table for a spec that says device cuda and memory_limit_bytes; NULL: no such wish, or no module. */
+const struct kernel_ops *plan_device_elsewhere(const struct spec *spec);
 /* E_LIMIT when nothing fits: err lists what would. Other errors: heads that cannot be split, a policy not built, … */
 int plan_make(struct plan *p, const struct spec *spec, const struct model_config *config, const struct kernel_ops *ops, int world, struct error *err);
 void plan_release(struct plan *p);

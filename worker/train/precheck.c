@@ -190,7 +190,7 @@ static cJSON *buffers_json(const struct job *j)
             (void)cJSON_AddBoolToObject(o, "scratch", b->scratch);
             (void)cJSON_AddItemToArray(list, o);
         }
-    if (j->transport_bytes > 0) {
+    if (j->transport_bytes > 0 && j->ops == kernel_ops_cpu()) {
         cJSON *o = cJSON_CreateObject();
         json_add_str(o, "name", "transport");
         json_add_str(o, "category", mem_category_names[MEM_COMMUNICATION]);
@@ -216,6 +216,23 @@ static cJSON *rank_json(const struct plan *plan, int rank, bool brief)
     (void)cJSON_AddItemToObject(o, "categories", by);
     if (!brief) (void)cJSON_AddItemToObject(o, "buffers", buffers_json(j));
     return o;
+}
+
+/* What a GPU's libraries take, line by line, with where each figure comes from. */
+static cJSON *libraries_json(const struct kernel_ops *ops, int world)
+{
+    struct job_library lines[JOB_LIBRARIES];
+    cJSON *list = cJSON_CreateArray();
+    for (int n = job_libraries(ops, world, lines), i = 0; i < n; i++) {
+        cJSON *o = cJSON_CreateObject();
+        json_add_str(o, "name", lines[i].name);
+        json_add_str(o, "category", mem_category_names[lines[i].category]);
+        json_add_int(o, "bytes", lines[i].bytes);
+        json_add_str(o, "basis", lines[i].basis);
+        json_add_str(o, "source", lines[i].source);
+        (void)cJSON_AddItemToArray(list, o);
+    }
+    return list;
 }
 
 static void print_json(cJSON *o)
@@ -259,6 +276,7 @@ static void print_plan(const struct plan *plan, const struct kernel_ops *ops, in
     json_add_int(o, "limit_bytes", plan->limit_bytes == INT64_MAX ? 0 : plan->limit_bytes);
     for (int i = 0; i < plan->world; i++) (void)cJSON_AddItemToArray(ranks, rank_json(plan, i, brief));
     (void)cJSON_AddItemToObject(o, "ranks", ranks);
+    (void)cJSON_AddItemToObject(o, "libraries", libraries_json(ops, plan->world));
     (void)cJSON_AddItemToObject(o, "warnings", warnings);
     print_json(o);
 }
@@ -293,7 +311,14 @@ int plan_command(const char *spec_path, bool brief)
         if (spec.debug_dump) check_writable(spec.debug_dump, "/debug_dump", &p);
         if (spec.resume_from_checkpoint && checkpoint_check(spec.resume_from_checkpoint, &spec, &progress, &err) != OK)
             problems_add(&p, "/resume_from_checkpoint", status_name(err.code), "%s", err.text);
-        if (plan_device(&spec, &ops, &err) != OK) problems_add(&p, "/device", status_name(err.code), "%s", err.text);
+        bool here = plan_device(&spec, &ops, &err) == OK;
+        if (!here && (ops = plan_device_elsewhere(&spec)) != NULL) {
+            char *text = xasprintf("%s: this is the plan for a GPU of memory_limit_bytes elsewhere; the job cannot run here", err.text);
+            (void)cJSON_AddItemToArray(warnings, cJSON_CreateString(text));
+            free(text);
+        }
+        if (ops == NULL)
+            problems_add(&p, "/device", status_name(err.code), "%s%s", err.text, spec.memory_limit_bytes > 0 ? "" : " (to plan for a GPU elsewhere, give memory_limit_bytes)");
         else if (have_config) {
             if (mesh_choose(&mesh, &spec, config.H, config.Hkv, 0, &err) != OK) problems_add(&p, "/sequence_parallel_size", status_name(err.code), "%s", err.text);
             else if (plan_make(&plan, &spec, &config, ops, mesh.world, &err) != OK) {

@@ -40,6 +40,7 @@ int run_sum(struct run *r, struct comm *c, double *v, int n, struct error *err)
     int rc = j->ops->copy(j->stream, j->scalars, v, (size_t)n * sizeof *v);
     if (rc == OK) rc = comm_all_reduce(c, j->stream, DT_F64, j->scalars, n, err);
     else return error_set(err, (enum status)rc, "sum over ranks: %s", j->ops->error(j->stream));
+    if (rc == OK) rc = j->ops->stream_wait(j->stream, err);     /* a copy into memory that is not pinned waits too, but watches no peer */
     if (rc != OK) return rc;
     rc = j->ops->copy(j->stream, v, j->scalars, (size_t)n * sizeof *v);
     if (rc != OK) return error_set(err, (enum status)rc, "sum over ranks: %s", j->ops->error(j->stream));
@@ -130,6 +131,7 @@ static int take_memory(struct run *r, int64_t shared_bytes, struct error *err)
     int rc = job_layout(&dry, err);
     int64_t bytes[MEM_PLACES];
     for (int i = 0; i < MEM_PLACES; i++) bytes[i] = dry.arenas[i].peak;
+    int64_t library_bytes = dry.library_bytes;
     job_release(&dry);
     if (rc != OK) return rc;
     if (shared_bytes < bytes[PLACE_SHARED]) shared_bytes = bytes[PLACE_SHARED];
@@ -141,7 +143,7 @@ static int take_memory(struct run *r, int64_t shared_bytes, struct error *err)
     if (rc == OK && bytes[PLACE_HOST] > 0) rc = j->ops->host_alloc(&r->host_memory, (size_t)bytes[PLACE_HOST], err);
     if (rc != OK) return rc;
     void *shared = comm_memory(r->world);
-    r->allocated_bytes = bytes[PLACE_DEVICE] + bytes[PLACE_HOST] + shared_bytes + comm_overhead_bytes(job_transport(j->ops), j->mesh.world);
+    r->allocated_bytes = bytes[PLACE_DEVICE] + bytes[PLACE_HOST] + shared_bytes + comm_overhead_bytes(job_transport(j->ops), j->mesh.world) + library_bytes;
     /* an arena without memory would only record: one of no bytes still gets an address */
     arena_init(&j->arenas[PLACE_DEVICE], PLACE_DEVICE, r->device_memory ? r->device_memory : r, bytes[PLACE_DEVICE]);
     arena_init(&j->arenas[PLACE_HOST], PLACE_HOST, r->host_memory ? r->host_memory : r, bytes[PLACE_HOST]);
@@ -174,7 +176,9 @@ static void say_ready(struct run *r)
     json_add_int(o, "step", r->progress.step);
     json_add_str(o, "policy", act_policy_names[r->job.policy]);
     json_add_str(o, "parallel", r->job.mesh.why);
+    json_add_str(o, "attention", r->attention);
     link_send(r->link, o);
+    if (r->job.mesh.rank == 0) run_event(r, "info", "attention", "attention kernels on %s (attn_impl %s): %s", r->job.ops->name, r->spec->attn_impl, r->attention);
 }
 
 static void show_progress(void *arg, const char *what, int64_t done, int64_t total)
@@ -214,6 +218,7 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
     if (max_T > j->max_T || max_docs > j->max_docs)
         return error_set(err, E_INTERNAL, "the loader's rows may have %" PRId64 " tokens in %" PRId64 " documents, the plan counted on %" PRId64 " in %" PRId64,
                          max_T, max_docs, j->max_T, j->max_docs);
+    (void)snprintf(r->attention, sizeof r->attention, "%s", model_attention(j->model));
     return load_weights(r, resume, err);
 }
 

@@ -37,6 +37,7 @@ struct run {
     char *last_checkpoint;      /* NULL: none written yet */
     double eval_loss;           /* NaN: not evaluated in this step */
     int64_t tokens;             /* real tokens trained in this process, all ranks */
+    char attention[200];        /* the kernels that run, for people */
     bool quiet;                 /* no lines for people on stderr */
 };
 
