@@ -12,6 +12,15 @@ const struct json_limits json_limits_file = { 64u << 20, 256, 8000000 };
 
 #define INT_EXACT 9007199254740992.0    /* 2^53 */
 
+static void *tree_memory(size_t n) { return xmalloc(n); }
+
+/* Out of memory cJSON drops members and goes on: a record would be stored half. We end instead, as everywhere (xmalloc). */
+__attribute__((constructor)) static void no_half_trees(void)
+{
+    cJSON_Hooks hooks = { tree_memory, free };
+    cJSON_InitHooks(&hooks);
+}
+
 bool utf8_valid(const char *s, size_t len, size_t *bad)
 {
     const unsigned char *p = (const unsigned char *)s;

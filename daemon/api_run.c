@@ -61,8 +61,19 @@ void job_ranks(struct daemon *d, struct request *q)
 
 /* --- logs --- */
 
-/* The last lines of fd that hold grep (NULL: all), at most max of them, out of its last TAIL_BYTES, none from before byte `first`. */
-static char *tail_lines(int fd, int64_t first, int64_t max, const char *grep, size_t *len, int64_t *found)
+/* Memory for what a request asked for, which may be much: without it the request fails (503), not the coordinator. */
+static void *large(struct request *q, void *old, size_t n)
+{
+    void *p = realloc(old, n);
+    if (p) return p;
+    free(old);
+    reply_problem(q, 503, "memory", NULL, "there is no memory for this answer (%zu bytes) now; ask for less", n);
+    return NULL;
+}
+
+/* The last lines of fd that hold grep (NULL: all), at most max of them, out of its last TAIL_BYTES, none from before byte `first`. NULL
+ * without any, or after large() has answered. */
+static char *tail_lines(struct request *q, int fd, int64_t first, int64_t max, const char *grep, size_t *len, int64_t *found)
 {
     struct stat st;
     *len = 0;
@@ -71,32 +82,30 @@ static char *tail_lines(int fd, int64_t first, int64_t max, const char *grep, si
     off_t from = st.st_size > TAIL_BYTES ? st.st_size - TAIL_BYTES : 0;
     if (first > st.st_size) first = st.st_size;
     if (first > from) from = first;
-    char *buf = xmalloc((size_t)(st.st_size - from) + 2), *out;
-    size_t n = 0;
+    char *buf = large(q, NULL, (size_t)(st.st_size - from) + 2);
+    if (buf == NULL) return NULL;
+    size_t n = 0, needle = grep ? strlen(grep) : 0;
     for (ssize_t got; n < (size_t)(st.st_size - from) && (got = pread(fd, buf + n, (size_t)(st.st_size - from) - n, from + (off_t)n)) > 0; n += (size_t)got) { }
-    size_t start = n;
+    size_t start = n, at = n + 1;       /* lines found move to the end of buf: never more than was read of it */
     int64_t lines = 0;
-    out = xmalloc(n + 2);
-    size_t at = n + 1;              /* filled from the end */
-    size_t needle = grep ? strlen(grep) : 0;
     while (start > 0 && lines < max) {
         size_t end = start;
         if (buf[end - 1] == '\n') end--;
         size_t begin = end;
         while (begin > 0 && buf[begin - 1] != '\n') begin--;
         if (!grep || memmem(buf + begin, end - begin, grep, needle)) {
-            out[--at] = '\n';
-            at -= end - begin;
-            memcpy(out + at, buf + begin, end - begin);
+            size_t line = end - begin;
+            at -= line + 1;
+            memmove(buf + at, buf + begin, line);
+            buf[at + line] = '\n';
             lines++;
         }
         start = begin;
     }
     *len = n + 1 - at;
     *found = lines;
-    memmove(out, out + at, *len);
-    free(buf);
-    return out;
+    memmove(buf, buf + at, *len);
+    return buf;
 }
 
 /* old: the file that was the log before the last rotation. */
@@ -133,23 +142,23 @@ static int64_t byte_since(struct daemon *d, int64_t id, int64_t attempt, const c
 }
 
 /* The last lines of a rank, across a rotation; since: ms since 1970, 0 for all. NULL: it printed nothing yet. */
-static char *tail_rank(struct daemon *d, int64_t id, int64_t attempt, const char *rank, int64_t since, int64_t max, const char *grep, size_t *len)
+static char *tail_rank(struct daemon *d, struct request *q, int64_t id, int64_t attempt, const char *rank, int64_t since, int64_t max, const char *grep, size_t *len)
 {
     int64_t found = 0, more, first;
     size_t older = 0;
     bool whole;
     int fd = open_log(d, id, attempt, rank, false);
     first = byte_since(d, id, attempt, rank, false, since, &whole);
-    char *now = fd >= 0 ? tail_lines(fd, first, max, grep, len, &found) : NULL, *before = NULL;
+    char *now = fd >= 0 ? tail_lines(q, fd, first, max, grep, len, &found) : NULL, *before = NULL;
     if (fd >= 0) (void)close(fd);
-    if (whole && found < max && (fd = open_log(d, id, attempt, rank, true)) >= 0) {
+    if (q->status == 0 && whole && found < max && (fd = open_log(d, id, attempt, rank, true)) >= 0) {
         first = byte_since(d, id, attempt, rank, true, since, &whole);
-        before = tail_lines(fd, first, max - found, grep, &older, &more);
+        before = tail_lines(q, fd, first, max - found, grep, &older, &more);
         (void)close(fd);
     }
     if (before == NULL) return now;
     if (now == NULL) *len = 0;
-    before = xrealloc(before, older + *len + 1);
+    if ((before = large(q, before, older + *len + 1)) == NULL) { free(now); return NULL; }
     if (now) memcpy(before + older, now, *len);
     *len += older;
     free(now);
@@ -171,20 +180,20 @@ void job_logs(struct daemon *d, struct request *q)
         return;
     }
     char *text = xstrdup("");
-    size_t len = 0;
+    size_t len = 0, cap = 1;
     if (rank && strcmp(rank, "all") == 0) {
         if (tail < 0) tail = 1000;
-        for (int64_t r = 0; r < ranks && len < 4 * (size_t)TAIL_BYTES; r++) {
+        for (int64_t r = 0; r < ranks && text && len < 4 * (size_t)TAIL_BYTES; r++) {
             char name[24];
             (void)snprintf(name, sizeof name, "%lld", (long long)r);
             size_t part = 0;
-            char *lines = tail_rank(d, id, n, name, since, tail, grep, &part), *p = lines;
+            char *lines = tail_rank(d, q, id, n, name, since, tail, grep, &part), *p = lines;
+            if (q->status) { free(lines); free(text); return; }
             if (lines == NULL) continue;
-            text = xrealloc(text, len + part * 2 + 64);
             while (p < lines + part) {
                 char *nl = memchr(p, '\n', (size_t)(lines + part - p));
                 size_t line = (size_t)(nl - p) + 1;
-                text = xrealloc(text, len + line + 32);
+                if (len + line + 32 > cap && (text = large(q, text, cap = (len + line + 32) * 2)) == NULL) break;
                 len += (size_t)sprintf(text + len, "[rank %lld] ", (long long)r);
                 memcpy(text + len, p, line);
                 len += line;
@@ -192,7 +201,7 @@ void job_logs(struct daemon *d, struct request *q)
             }
             free(lines);
         }
-        reply_text(q, 200, "text/plain; charset=utf-8", text, len);
+        if (text) reply_text(q, 200, "text/plain; charset=utf-8", text, len);
         return;
     }
     char name[24];
@@ -205,8 +214,9 @@ void job_logs(struct daemon *d, struct request *q)
         return;
     }
     free(text);
-    text = tail_rank(d, id, n, name, since, tail < 0 ? 1000000 : tail, grep, &len);
-    reply_text(q, 200, "text/plain; charset=utf-8", text ? text : xstrdup(""), text ? len : 0);
+    text = tail_rank(d, q, id, n, name, since, tail < 0 ? 1000000 : tail, grep, &len);
+    if (q->status) free(text);
+    else reply_text(q, 200, "text/plain; charset=utf-8", text ? text : xstrdup(""), text ? len : 0);
 }
 
 /* --- figures --- */

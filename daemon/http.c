@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@
 #include "daemon/routes.h"
 #include "daemon/store.h"
 
-enum { IDLE_MS = 60000, SWEEP_MS = 1000, BODY_SLACK = 1 << 20, LOG_LINES = 20 /* a minute */ };
+enum { IDLE_MS = 60000, SWEEP_MS = 1000, BODY_SLACK = 1 << 20, LOG_LINES = 20 /* a minute */, STREAM_SILENT_MS = 8000 };
 
 /* A client connection, so that the sweep finds those that never finish a request. */
 struct peer {
@@ -255,7 +256,7 @@ void reply_problem(struct request *q, int status, const char *code, const struct
 void reply_error(struct request *q, const struct error *err)
 {
     static const int statuses[STATUS_COUNT] = {
-        [E_INVALID] = 422, [E_UNSUPPORTED] = 501, [E_NOTFOUND] = 404, [E_DISK_FULL] = 507, [E_LIMIT] = 413, [E_TIMEOUT] = 503,
+        [E_INVALID] = 422, [E_UNSUPPORTED] = 501, [E_NOTFOUND] = 404, [E_DISK_FULL] = 507, [E_LIMIT] = 413, [E_TIMEOUT] = 503, [E_NOMEM] = 503,
         [E_CONFLICT] = 409 };
     int status = (unsigned)err->code < STATUS_COUNT && statuses[err->code] ? statuses[err->code] : 500;
     if (status >= 500) (void)fprintf(stderr, "ringmasterd: %s %s: %s\n", q->method, q->path, err->text);
@@ -350,6 +351,9 @@ struct stream *reply_stream(struct request *q, const char *type, long (*read)(vo
 {
     struct stream *s = xcalloc(1, sizeof *s);
     *s = (struct stream){ q->http, ex(q)->conn, read, gone, arg, false };
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(s->conn, MHD_CONNECTION_INFO_CONNECTION_FD);
+    unsigned silent_ms = STREAM_SILENT_MS;      /* else TCP tries for a quarter of an hour to reach a client whose network is gone */
+    if (info) (void)setsockopt(info->connect_fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
     reply_header(q, "X-Accel-Buffering", "no");
     send_response(q, 200, type, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16384, stream_read, s, stream_free));
     return s;

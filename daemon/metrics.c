@@ -103,7 +103,7 @@ int metrics_store(struct store *s, int64_t job, int rank, int64_t attempt, int64
 /* --- reading --- */
 
 struct series { int id; const char *name; int rank; struct point *p; size_t n, cap; int64_t *restart; size_t n_restart; };
-struct reading { struct series *s; int n; int64_t attempt; int rank; int64_t from, to, seen; };
+struct reading { struct series *s; int n; int64_t attempt; int rank; int64_t from, to; bool no_memory; };
 
 /* A later attempt goes on from a checkpoint: what the earlier one did after that step is done again, and replaced. */
 static void drop_from(struct series *s, int64_t step)
@@ -129,7 +129,12 @@ static bool take(void *arg, struct store_row *r)
         for (int i = 0; i < g->n; i++) {
             struct series *s = &g->s[i];
             if (s->id != id) continue;
-            if (s->n == s->cap) { s->cap = s->cap ? s->cap * 2 : 256; s->p = xrealloc(s->p, s->cap * sizeof *s->p); }
+            if (s->n == s->cap) {       /* as many as steps were asked for: the request fails without memory, not the coordinator */
+                struct point *more = realloc(s->p, (s->cap ? s->cap * 2 : 256) * sizeof *s->p);
+                if (more == NULL) { g->no_memory = true; return false; }
+                s->p = more;
+                s->cap = s->cap ? s->cap * 2 : 256;
+            }
             s->p[s->n].step = step;
             memcpy(&s->p[s->n++].v, data + at + 2, 8);
         }
@@ -225,8 +230,9 @@ int metrics_series(struct store *s, int64_t job, char **names, int n_names, int 
     for (int k = 1; k <= ranks[0] && rc == OK; k++) {
         struct series *v = xcalloc((unsigned long)n_names, sizeof *v);
         for (int i = 0; i < n_names; i++) v[i] = (struct series){ .id = name_id(s, names[i], false), .name = names[i], .rank = ranks[k] };
-        struct reading g = { v, n_names, 0, ranks[k], from, to, 0 };
+        struct reading g = { v, n_names, 0, ranks[k], from, to, false };
         rc = store_each(s, take, &g, err, "SELECT attempt,step,data FROM metrics WHERE job=? AND rank=? ORDER BY attempt,seq", "ii", job, (int64_t)ranks[k]);
+        if (rc == OK && g.no_memory) rc = error_set(err, E_NOMEM, "there is no memory for this answer now; ask for fewer names or steps");
         for (int i = 0; i < n_names; i++) {
             if (rc == OK) (void)cJSON_AddItemToArray(list, series_json(&v[i], max_points));
             free(v[i].p);

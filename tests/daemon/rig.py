@@ -47,9 +47,9 @@ class Daemon:
             out += ["--" + k.replace("_", "-"), str(v)]
         return out
 
-    def start(self, ready=True, wrap=(), env=None):
+    def start(self, ready=True, wrap=(), env=None, extra=()):
         self.log = open(os.path.join(self.root, "daemon.log"), "ab")
-        self.p = subprocess.Popen([*wrap, *self.args()], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=self.log)
+        self.p = subprocess.Popen([*wrap, *self.args(), *extra], env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=self.log)
         line = self.p.stdout.readline().decode()
         if "listening" in line:
             self.port = int(line.rsplit(":", 1)[1])

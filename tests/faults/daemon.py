@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Faults of the coordinator and of what it depends on (numbers: docs/faults.md). usage: daemon.py [test_name…]; RM_SOAK=1: full length."""
-import concurrent.futures, os, random, signal, sqlite3, subprocess, sys, time
+import concurrent.futures, http.client, os, random, resource, signal, sqlite3, subprocess, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "daemon"))
-from rig import FINAL, ROOT, SANITIZED, Skip, main
+from rig import BUILD, FINAL, ROOT, SANITIZED, Skip, main
 
 SOAK = bool(os.environ.get("RM_SOAK"))
 
@@ -425,6 +425,75 @@ def test_F31_migration_makes_a_copy_first(new):
     c.close()
 
 
+READERS = """
+import os, resource, socket, struct, sys
+host, port, token, n = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+open_ = []
+for _ in range(n):
+    s = socket.create_connection((host, port), timeout=20)
+    s.sendall(f"GET /v1/events HTTP/1.1\\r\\nHost: localhost\\r\\nAuthorization: Bearer {token}\\r\\n\\r\\n".encode())
+    assert s.recv(65536).startswith(b"HTTP/1.1 200")
+    open_.append(s)
+print("open", flush=True)
+for line in sys.stdin:
+    for s in [open_.pop() for _ in range(int(line.split()[1]))]:
+        if line.startswith("rst"):
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        s.close()
+    print("closed", flush=True)
+"""
+
+
+def test_F36_event_readers_that_die(new):
+    """By RST, by FIN, and silently (their network's link goes down): descriptors come back within three heartbeats, memory stays."""
+    import shutil
+    n = 999 if SOAK else 150
+    if not shutil.which("ip"):
+        raise Skip("needs ip(8)")
+    name, mine, theirs = f"rm{os.getpid()}", f"rma{os.getpid()}", f"rmb{os.getpid()}"
+    net = f"10.213.{os.getpid() % 250}."
+    ip = lambda *a: subprocess.run(["ip", *a], stderr=subprocess.DEVNULL).returncode == 0
+    if not ip("netns", "add", name):
+        raise Skip("needs the right to make a network namespace")
+    try:
+        if not (ip("link", "add", mine, "type", "veth", "peer", "name", theirs, "netns", name) and ip("addr", "add", net + "1/30", "dev", mine) and ip("link", "set", mine, "up") and
+                ip("-n", name, "addr", "add", net + "2/30", "dev", theirs) and ip("-n", name, "link", "set", theirs, "up")):
+            raise Skip("needs the right to make a veth pair")
+        d = new(start=False, bind="0.0.0.0", max_streams=n + 50, max_connections=n + 100)
+        d.start(extra=["--remote"])
+        fds = lambda: len(os.listdir(f"/proc/{d.p.pid}/fd"))
+        rss = lambda: int(open(f"/proc/{d.p.pid}/statm").read().split()[1]) * 4
+        d.get("/v1/jobs")
+        base, memory, slowest, empty = fds(), [], 0.0, rss()
+        for _ in range(5 if SOAK else 3):
+            ip("link", "set", mine, "up")
+            r = subprocess.Popen(["ip", "netns", "exec", name, sys.executable, "-c", READERS, net + "1", str(d.port), d.token, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            try:
+                assert r.stdout.readline() == "open\n"
+                memory.append(rss())
+                assert fds() >= base + n
+                for how in ("rst", "fin"):
+                    r.stdin.write(f"{how} {n // 3}\n")
+                    r.stdin.flush()
+                    assert r.stdout.readline() == "closed\n"
+                assert ip("link", "set", mine, "down")
+                began = time.monotonic()
+                while fds() > base + 5:
+                    assert time.monotonic() - began < 3 * 5 + 3, (fds(), base)
+                    time.sleep(0.1)
+                slowest = max(slowest, time.monotonic() - began)
+            finally:
+                r.kill()
+                r.wait()
+                r.stdin.close(), r.stdout.close()
+        assert SANITIZED or memory[-1] - memory[len(memory) // 2] < (memory[0] - empty) / 5, (empty, memory)       # the first rounds leave the heap in pieces
+        print(f"     F36: {len(memory)} times {n} streams ({n // 3} reset, closed and cut off each); descriptors back after {slowest:.1f} s at most; memory with all open {memory} kB, then {rss()} kB")
+    finally:
+        ip("netns", "del", name)
+        ip("link", "del", mine)
+
+
 def test_F38_reconnect_storm(new):
     d = new(step_s=0.01)
     id = d.submit(max_steps=20)
@@ -479,6 +548,60 @@ def test_F40_keeper_cannot_be_started(new):
     j = d.until(d.submit(), "failed")
     assert j["reason"] == "lost", j
     assert all(x["job"] is None for x in d.get("/v1/devices")["items"])
+
+
+def test_F40_memory(new):
+    """The n-th malloc of the coordinator fails: it ends, and the next start finds every job that was answered for, and runs it once."""
+    if SANITIZED:
+        raise Skip("the sanitizers have their own malloc")
+    died = 0
+    for n in (300, 2000, 4000, 6000, 9000, 13000):
+        d = new(start=False)
+        env = {"LD_PRELOAD": os.path.join(BUILD, "tests", "faults", "failing-malloc.so"), "RM_FAIL": f"malloc:{n}", "RM_FAIL_ONLY": "ringmasterd"}
+        d.start(ready=False, env=env)
+        ids = []
+        try:
+            d.until_ready(5)
+            for _ in range(4):
+                r = d.ask("POST", "/v1/jobs", d.spec(nproc_per_node=1))
+                assert r.status in (201, 400, 500, 503), r
+                ids += [r.json["id"]] if r.status == 201 else []
+            for id in ids:
+                d.until(id, "succeeded")
+        except (OSError, AttributeError, http.client.HTTPException):    # it ended, perhaps before it had a port or a token
+            pass
+        died += d.p.poll() is not None or not ids
+        d.p.poll() is None and d.kill()
+        d.start()
+        for id in ids:
+            d.until(id, "succeeded")
+            a = [x["reason"] for x in d.get(f"/v1/jobs/{id}/attempts")["items"]]
+            assert a.count("finished") == 1 and set(a) <= {"finished", "not_started", "lost"}, a
+    assert died, "no malloc failed where it mattered"
+
+
+def test_F40_answers_too_large_for_the_memory(new):
+    """What a request asked for is refused when there is no room for it; the coordinator and its job go on."""
+    if SANITIZED:
+        raise Skip("the sanitizers want all the address space")
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=60, nproc_per_node=1)
+    d.until(id, "running")
+    log = os.path.join(d.home, "jobs", id, "attempt-1", "rank-0.log")
+    with open(log, "a") as f:
+        f.write("a line\n" * 1000000)
+    with open(log + ".1", "w") as f:
+        f.write("an older line\n" * 500000)
+    used = int(open(f"/proc/{d.p.pid}/statm").read().split()[0]) * 4096
+    resource.prlimit(d.p.pid, resource.RLIMIT_AS, (used + (3 << 20), resource.RLIM_INFINITY))
+    for query in ("tail=1000000", "rank=all&tail=1000000", "grep=line", "since=1"):
+        r = d.ask("GET", f"/v1/jobs/{id}/logs?{query}")
+        assert r.status == 503 and r.json["type"].endswith(":memory"), r
+    assert d.job(id)["state"] == "running"
+    resource.prlimit(d.p.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    for query in ("tail=1000000", "rank=all&tail=1000000", "grep=line"):
+        assert len(d.ask("GET", f"/v1/jobs/{id}/logs?{query}").body) > 6000000
+    d.until(id, "succeeded")
 
 
 def test_F41_wall_clock_jumps(new):

@@ -2,7 +2,7 @@
 import ctypes, os, signal, subprocess, sys, tempfile, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "keeper"))
-from harness import BUILD, Keeper, Skip, is_step, main
+from harness import BUILD, SANITIZED, Keeper, Skip, is_step, main
 
 
 def test_f5_keeper_killed(keeper):
@@ -202,6 +202,29 @@ def test_f40_spawning_fails(keeper):
             assert r["state"] == "succeeded" or r["reason"] == "spawn_failed" and "rank" in r["detail"], (what, n, r)
             if what == "fork" and n <= 4:
                 assert r["reason"] == "spawn_failed" and len([e for e in r["ranks"] if e["reason"] == "not_started"]) == 5 - n, r
+
+
+def test_f40_memory(keeper):
+    """The n-th malloc fails: the keeper ends at once and its ranks with it, or nobody notices; never half a record."""
+    if SANITIZED:
+        raise Skip("the sanitizers have their own malloc")
+    seen = set()
+    for n in (1, 20, 60, 100, 140, 180, 220, 260, 320, 400, 600, 900, 1400):
+        k = keeper(max_steps=8, env={**failing(f"malloc:{n}"), "LD_PRELOAD": FAILING.replace(".so", "-malloc.so")})
+        rc = k.p.wait(20)
+        said = k.p.stderr.read().decode()
+        seen.add(rc)
+        assert rc in (0, 1, 2, -signal.SIGABRT), (n, rc, said)
+        path, log = os.path.join(k.dir, "exit.json"), os.path.join(k.dir, "keeper.log")
+        if rc == 0:
+            assert k.record()["state"] in ("succeeded", "failed"), k.record()
+        elif os.path.exists(path):
+            k.record()                          # whole, or not there
+        end = time.monotonic() + 10
+        while k.pids():
+            assert time.monotonic() < end, "ranks outlive their keeper"
+            time.sleep(0.05)
+    assert {0, -signal.SIGABRT} <= seen, seen
 
 
 def test_f45_planted_links_and_pipes(keeper):

@@ -6,6 +6,7 @@ import concurrent.futures, json, os, shutil, signal, socket, subprocess, sys, te
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.environ.get("RM_BUILD") or os.path.join(HERE, "..", "..", "build")
 FAKE = os.path.join(HERE, "fake_worker.py")
+SANITIZED = b"__asan_init" in open(os.path.join(BUILD, "ringmaster-keeper"), "rb").read()
 ROOT = tempfile.mkdtemp(prefix="rm-keeper-")
 
 
