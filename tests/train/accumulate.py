@@ -50,6 +50,14 @@ def main():
             worst = max(relative(grads[k][2], base[2][k][2]) for k in grads)
             print(f"{name}: {len(losses)} steps, losses off by {off:.1e}, gradients by {worst:.1e}", flush=True)
             assert len(losses) == len(base[0]) and tokens == base[1] and off < 1e-5 and worst < 1e-5
+        # ms-swift #4553 to the letter: 16 rows, 4 ranks in pairs, batch 1, accumulation 2 are 4 steps an epoch, counted by data-parallel size 2
+        data = tiny_data(f"{tmp}/d16.jsonl", n=16, longest=60)
+        spec.update(dataset=[data], nproc_per_node=4, sequence_parallel_size=2, ring_size=2, ulysses_size=1, per_device_train_batch_size=1, gradient_accumulation_steps=2,
+                    num_train_epochs=1, output_dir=f"{tmp}/sixteen")
+        del spec["debug_dump"]
+        g = Gang(worker, write_spec(f"{tmp}/sixteen.json", **spec), 4).run()
+        assert g.codes == [0] * 4 and [m["step"] for m in g.records("metrics")] == [1, 2, 3, 4], (g.codes, g.stderr)
+        assert g.records("ready")[0]["steps"] == 4 and abs(g.records("metrics")[-1]["epoch"] - 1) < 1e-12
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 

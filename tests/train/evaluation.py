@@ -58,7 +58,17 @@ def invisible(b):
 
 
 def parallel(b):
-    """ms-swift #9152: a numerator summed over ranks over a local count. Rows without a trained token on some rank are among these."""
+    """ms-swift #9152: a numerator summed over ranks over a local count. axolotl #3026: a rank without a trained token contributes 0, not NaN."""
+    last = f"{b.tmp}/last.jsonl"            # a long question, a short answer: all that is trained lies on the last rank
+    with open(last, "w") as f:
+        for i in range(5):
+            f.write(json.dumps({"messages": [{"role": "user", "content": f"word{i} " * 16}, {"role": "assistant", "content": "yes"}]}) + "\n")
+    want = None
+    for name, n, fields in [("last-one", 1, {}), ("last-uly", 4, dict(ulysses_size=4)), ("last-hybrid", 4, dict(ring_size=2, ulysses_size=2))]:
+        g = b.run(name, n, eval_steps=1, max_steps=1, learning_rate=0, packing=False, val_dataset=[last], **fields)
+        loss = g.records("metrics")[0]["eval_loss"]
+        want = want or loss
+        assert math.isfinite(loss) and abs(loss - want) < 1e-6 * want, (name, loss, want)
     want = None
     for name, n, fields in [("one", 1, {}), ("uly", 2, dict(ulysses_size=2)), ("ring", 4, dict(ring_size=4)), ("dp", 2, dict(sequence_parallel_size=1)),
                             ("dp-sp", 4, dict(ring_size=2, sequence_parallel_size=2)),
