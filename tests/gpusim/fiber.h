@@ -10,26 +10,6 @@
 #define GPUSIM_ASAN 1
 #endif
 
-// Built without -fsanitize=thread, the emulator calls TSan's runtime itself: each CUDA thread is a TSan fiber, and only what
-// orders threads in CUDA (barriers, kernel edges) orders them for TSan.
-#ifdef GPUSIM_LINK_TSAN
-extern "C" {
-void *__tsan_get_current_fiber(void);
-void *__tsan_create_fiber(unsigned);
-void __tsan_switch_to_fiber(void *, unsigned);
-void __tsan_set_fiber_name(void *, const char *);
-void __tsan_acquire(void *);
-void __tsan_release(void *);
-void __tsan_read_range(void *, unsigned long);
-void __tsan_write_range(void *, unsigned long);
-void __tsan_func_entry(void *);
-void __tsan_func_exit(void);
-}
-#else
-#define __tsan_acquire(p) ((void)0)
-#define __tsan_release(p) ((void)0)
-#endif
-
 namespace gpusim {
 
 struct warp;

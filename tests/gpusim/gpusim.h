@@ -3,7 +3,7 @@
 // A block's threads are fibers on one OS thread; barriers and warp collectives are rendezvous points where the emulator decides
 // who goes on, in adversarial orders (GPUSIM_SEED: 0 forward with copies as late as possible, 1 reverse with copies at once,
 // 2… random). Blocks run one after another. Types and prototypes come from the toolkit's own headers, so the compiler checks
-// every signature; the runtime's functions are in runtime*.cc.
+// every signature; the runtime's functions are in runtime.cc, stream.cc and allocation.cc.
 #ifndef RM_TESTS_GPUSIM_GPUSIM_H
 #define RM_TESTS_GPUSIM_GPUSIM_H
 
@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <array>
 #include <functional>
 #include <tuple>
 #include <type_traits>
@@ -20,6 +21,9 @@
 #include <cuda_runtime_api.h>
 #include <cuda_bf16.h>      // has host code for __nv_bfloat16
 #include <math_constants.h>
+#define __CUDA_RUNTIME_H__      // nccl.h would include it; its templates are ours, below
+
+#include "tests/gpusim/checks.h"
 
 #undef __global__
 #define __global__ __attribute__((noinline))        // keeps the kernel's name and lines in reports
@@ -66,13 +70,8 @@ uint64_t bank_conflicts();
 // --- launches ---
 struct launch { dim3 grid, block; size_t shared_bytes; const char *name; };
 void run_grid(const launch &l, const std::function<void()> &body);      // on the calling OS thread, to its end
-cudaError_t enqueue_kernel(const cudaLaunchConfig_t *config, const void *kernel, std::function<void()> body);   // runtime*.cc
-
-[[noreturn]] void die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-
-// --- for ThreadSanitizer: accesses the emulator makes in a kernel's name; no-ops elsewhere ---
-void tsan_read(const void *p, size_t n, void *pc);
-void tsan_write(void *p, size_t n, void *pc);
+// pointers: the kernel's arguments that are pointers; each must be memory a device can reach, unless any_pointer_allowed (device.h). runtime.cc
+cudaError_t enqueue_kernel(const cudaLaunchConfig_t *config, const void *kernel, const void *const *pointers, int n_pointers, std::function<void()> body);
 
 template <class T> struct shuffle_arg { T value, out; uint32_t from; };
 
@@ -113,7 +112,7 @@ template <class T> T atomic_loop(T *p, T v, T (*f)(T, T))
 #define threadIdx (gpusim::thread_index())
 extern uint3 blockIdx;              // variables, not macros: cudaLaunchConfig_t has members of the last two names
 extern dim3 blockDim, gridDim;
-#define warpSize 32
+enum { warpSize = 32 };
 
 static inline void gpusim_syncthreads(GPUSIM_PLACE) { gpusim::syncthreads(file, line); }
 #define __syncthreads() gpusim_syncthreads()
@@ -164,11 +163,14 @@ template <class T> static inline T __ldg(const T *p) { return *p; }
 template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
 
+template <class T> static inline const void *gpusim_pointer(T *p) { return (const void *)p; }
+template <class T> static inline const void *gpusim_pointer(const T &) { return nullptr; }
 template <class... P, class... A>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A &&...a)
 {
     std::tuple<std::decay_t<P>...> args(static_cast<P>(std::forward<A>(a))...);
-    return gpusim::enqueue_kernel(config, (const void *)kernel, [kernel, args]() { std::apply(kernel, args); });
+    const auto pointers = std::apply([](auto... x) { return std::array<const void *, sizeof...(P)>{ gpusim_pointer(x)... }; }, args);
+    return gpusim::enqueue_kernel(config, (const void *)kernel, pointers.data(), (int)sizeof...(P), [kernel, args]() { std::apply(kernel, args); });
 }
 template <class... P> static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute what, int value)
 {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "tests/gpusim/block.h"
+#include "tests/gpusim/device.h"
 
 uint3 blockIdx;
 dim3 blockDim, gridDim;
@@ -291,9 +292,22 @@ static void start_block(block *b, pool *p, uint64_t id)
     }
 }
 
+struct grid_pools { pool at[POOLS]; };
+grid_pools *cur_pools;
+
+// Without TSan all streams share one: they never run at the same time.
+grid_pools *grid_pools_new()
+{
+#ifndef GPUSIM_LINK_TSAN
+    static
+#endif
+    grid_pools *p = new grid_pools;
+    return p;
+}
+
 void run_grid(const launch &l, const std::function<void()> &body)
 {
-    static pool pools[POOLS];
+    pool (&pools)[POOLS] = cur_pools->at;
     uint32_t threads = l.block.x * l.block.y * l.block.z;
     if (!threads || threads > 1024) die("launch of %s: %u threads in a block", l.name, threads);
     block *b = new block();
