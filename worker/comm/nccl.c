@@ -711,6 +711,30 @@ static void nccl_close(struct comm_world *w)
     w->memory = NULL;
 }
 
+/* NCCL's version into text, and whether a communicator of this process alone can be made on its device. */
+int ringmaster_cuda_nccl_check(char *version, size_t size, struct error *err);
+int ringmaster_cuda_nccl_check(char *version, size_t size, struct error *err)
+{
+    ncclUniqueId id;
+    ncclComm_t comm = NULL;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int number = 0;
+    config.blocking = 0;
+    ncclResult_t r = ncclGetVersion(&number);
+    (void)snprintf(version, size, "%d.%d.%d", number / 10000, number / 100 % 100, number % 100);
+    if (r == ncclSuccess) r = ncclGetUniqueId(&id);
+    if (r != ncclSuccess) return nccl_failed(err, r, NULL, "ncclGetUniqueId");
+    r = ncclCommInitRankConfig(&comm, 1, id, 0, &config);
+    for (double from = now_s(); comm && (r == ncclInProgress || r == ncclSuccess) && now_s() - from < MEET_TIMEOUT_MS / 1e3; sleep_ms(1)) {
+        ncclResult_t e = ncclCommGetAsyncError(comm, &r);
+        if (e != ncclSuccess) r = e;
+        if (r != ncclInProgress) break;
+    }
+    int rc = r == ncclSuccess ? OK : nccl_failed(err, r, comm, "ncclCommInitRankConfig");
+    if (comm) (void)ncclCommAbort(comm);
+    return rc;
+}
+
 static void settle(struct comm_world *w) { collect(w->priv); }
 
 static const struct comm_transport transport = {

@@ -94,6 +94,9 @@ struct model {
     void *norm_ws;
     char *x_host;               /* offload_host: [L][max_Tl,C]; offload_disk: [max_Tl,C] */
     int offload_fd;             /* offload_disk; -1 */
+    struct stream *copies;      /* offload_host on a device: moves layer inputs while others compute; NULL: the model's own stream moves them */
+    struct event *computed, *moved[2];      /* of a slot: its last copy, out or in */
+    int64_t coming;             /* the layer whose input is on its way back; -1: none */
     struct error *err;          /* of the public call under way */
 };
 
@@ -134,10 +137,12 @@ int layer_fwd(struct model *m, struct layer *l, void *x_out);
 int layer_bwd(struct model *m, struct layer *l);
 void layer_layout(struct model *m, struct arena *device, struct arena *host);
 
-/* offload.c: the input of layer i to where it waits, and back; nothing under policies that keep it on the device. */
+/* offload.c: the input of layer i to where it waits, and back; nothing under policies that keep it on the device. offload_make_room: before layer i
+ * is computed forward, for what it writes. */
 void offload_layout(struct model *m, struct arena *device, struct arena *host);
 int offload_open(struct model *m, struct error *err);
 void offload_close(struct model *m);
+int offload_make_room(struct model *m, int64_t i);
 int offload_put(struct model *m, int64_t i);
 int offload_get(struct model *m, int64_t i);
 

@@ -231,6 +231,7 @@ static int forward(struct model *m)
     for (int64_t i = 0; i < c->L; i++) {
         if (i == c->L / 2) failpoint("forward");
         TRY(params_open(m, i + 1, i + 2));
+        if (m->train) TRY(offload_make_room(m, i));
         TRY(layer_fwd(m, &m->layers[i], i + 1 < c->L ? m->layers[i + 1].x : m->x_out));
         params_close(m, i + 1);
         if (m->train) TRY(offload_put(m, i));
@@ -352,6 +353,17 @@ int model_weights_changed(struct model *m, struct error *err)
         }
     }
     return OK;
+}
+
+int model_collect(struct model *m, bool keep, struct error *err)
+{
+    m->err = err;
+    return m->shards ? zero_weights_collect(m->shards, m->s, keep, err) : OK;
+}
+
+void model_saved(struct model *m)
+{
+    if (m->shards) zero_weights_drop(m->shards);
 }
 
 /* --- figures --- */

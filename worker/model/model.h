@@ -60,6 +60,10 @@ int model_load_checkpoint(struct model *m, const char *dir, struct error *err);
 /* Into an existing folder: full: model.safetensors (or shards) and config.json; LoRA: adapter_model.safetensors and
  * adapter_config.json. Tokenizer files and the atomic rename of the folder are the caller's. */
 int model_save(struct model *m, const char *dir, struct error *err);
+/* Before model_save by one rank (which says keep), called by all: sharded weights that it could not read from its peers come to its host memory,
+ * until model_saved. Does nothing elsewhere. */
+int model_collect(struct model *m, bool keep, struct error *err);
+void model_saved(struct model *m);
 /* The gradients as they are now into one safetensors file, fp32, names of the parameters (debug_dump). */
 int model_save_grads(struct model *m, const char *path, struct error *err);
 

@@ -1,7 +1,10 @@
 /* offload.c - layer inputs that wait for backward in host memory or on disk; on the device only two stand at a time.
  *
  * Layer i's input lies in slot i % 2: forward reads one slot and fills the other, then sends the one it read away; backward fetches
- * it into the same slot. The file is nameless from the start, so nothing is left behind whatever happens. */
+ * it into the same slot. The file is nameless from the start, so nothing is left behind whatever happens.
+ *
+ * On a device, copies to and from pinned host memory have a stream of their own: layer i's input leaves while layer i+1 is computed (which
+ * writes the other slot; the one after it needs this one), and comes back while layer i+1's backward runs. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -20,8 +23,19 @@ void offload_layout(struct model *m, struct arena *device, struct arena *host)
     m->x_host = arena_take(host, MEM_ACTIVATIONS, m->dt, disk ? 1 : m->c->L, m->max_Tl, C, 0, "offload.host");
 }
 
+static int open_copies(struct model *m, struct error *err)
+{
+    const struct kernel_ops *ops = m->ops;
+    int rc = ops->stream_new(&m->copies, true, err);
+    if (rc == OK) rc = ops->event_new(&m->computed, err);
+    for (int i = 0; i < 2 && rc == OK; i++) rc = ops->event_new(&m->moved[i], err);
+    return rc;
+}
+
 int offload_open(struct model *m, struct error *err)
 {
+    m->coming = -1;
+    if (m->policy == ACT_OFFLOAD_HOST && m->ops != kernel_ops_cpu()) return open_copies(m, err);
     if (m->policy != ACT_OFFLOAD_DISK) return OK;
     const char *dir = m->spec->offload_dir ? m->spec->offload_dir : m->spec->output_dir;
     char *path = xasprintf("%s/offload-XXXXXX", dir);
@@ -36,6 +50,9 @@ void offload_close(struct model *m)
 {
     if (m->offload_fd >= 0) (void)close(m->offload_fd);
     m->offload_fd = -1;
+    for (int i = 0; i < 2; i++) m->ops->event_free(m->moved[i]);
+    m->ops->event_free(m->computed);
+    if (m->copies) m->ops->stream_free(m->copies);
 }
 
 static int disk(struct model *m, bool out, char *p, size_t n, off_t at)
@@ -65,5 +82,32 @@ static int move(struct model *m, int64_t i, bool out)
     return out ? disk(m, true, host, bytes, (off_t)((size_t)i * most)) : OK;
 }
 
-int offload_put(struct model *m, int64_t i) { return move(m, i, true); }
-int offload_get(struct model *m, int64_t i) { return move(m, i, false); }
+/* Behind all that is queued to be computed, beside what comes. */
+static int move_aside(struct model *m, int64_t i, bool out)
+{
+    const struct kernel_ops *ops = m->ops;
+    size_t most = (size_t)(m->max_Tl * m->c->C) * dtype_size(m->dt), bytes = (size_t)(m->Tl * m->c->C) * dtype_size(m->dt);
+    char *host = m->x_host + (size_t)i * most;
+    void *x = m->layers[i].x;
+    TRY(model_op(m, "offload", ops->event_record(m->computed, m->s)));
+    int rc = ops->event_wait(m->copies, m->computed);
+    if (rc == OK) rc = ops->copy(m->copies, out ? host : x, out ? x : host, bytes);
+    if (rc == OK) rc = ops->event_record(m->moved[i % 2], m->copies);
+    return rc == OK ? OK : error_set(m->err, (enum status)rc, "offload: %s", ops->error(m->copies));
+}
+
+static int wait_for(struct model *m, int64_t slot) { return model_op(m, "offload", m->ops->event_wait(m->s, m->moved[slot])); }
+
+/* Layer i writes the input of layer i+1, into the slot from which that of layer i-1 is leaving. */
+int offload_make_room(struct model *m, int64_t i) { return m->copies && i > 0 && i + 1 < m->c->L ? wait_for(m, (i + 1) % 2) : OK; }
+
+int offload_put(struct model *m, int64_t i) { return m->copies ? move_aside(m, i, true) : move(m, i, true); }
+
+int offload_get(struct model *m, int64_t i)
+{
+    if (!m->copies) return move(m, i, false);
+    if (m->coming != i) TRY(move_aside(m, i, false));
+    TRY(wait_for(m, i % 2));
+    m->coming = i - 1;
+    return i > 0 ? move_aside(m, i - 1, false) : OK;        /* its slot is that of layer i+1, whose backward is queued */
+}

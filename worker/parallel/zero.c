@@ -115,6 +115,7 @@ struct zero_weights {
     struct zero_unit *units;
     int n_units;
     char *shard;                        /* [hi-lo], in comm_memory */
+    char *whole;                        /* [n] on the host, while collected */
     char *bucket[BUCKETS_MAX];
     int holds[BUCKETS_MAX], users[BUCKETS_MAX];     /* unit in the bucket or on its way, -1: none; opens not yet closed */
     struct comm_hop *pending[BUCKETS_MAX];
@@ -145,6 +146,7 @@ int zero_weights_new(struct zero_weights **out, const struct kernel_ops *ops, co
 void zero_weights_free(struct zero_weights *z)
 {
     if (z == NULL) return;
+    zero_weights_drop(z);
     free(z->units);
     free(z->cuts);
     free(z);
@@ -212,16 +214,47 @@ int zero_weights_changed(struct zero_weights *z, struct stream *s, struct error 
     return rc;
 }
 
+void zero_weights_drop(struct zero_weights *z)
+{
+    free(z->whole);
+    z->whole = NULL;
+}
+
+int zero_weights_collect(struct zero_weights *z, struct stream *s, bool keep, struct error *err)
+{
+    size_t size = dtype_size(z->dt);
+    const struct mesh *m = z->m;
+    zero_weights_drop(z);
+    if (comm_peer_memory(m->all, m->rank == 0 ? m->world - 1 : 0) != NULL) return OK;
+    if (keep) z->whole = xmalloc((unsigned long)z->n * size);
+    for (int i = 0; i < z->n_units; i++) {
+        const struct zero_unit *u = &z->units[i];
+        void *w;
+        int rc = zero_weights_open(z, s, i, -1, &w, err);
+        if (rc == OK) rc = z->ops->stream_wait(s, err);         /* first: a copy into pageable memory watches no peer */
+        if (rc == OK && keep && u->n > 0 && (rc = z->ops->copy(s, z->whole + (size_t)u->at * size, w, (size_t)u->n * size)) != OK)
+            rc = error_set(err, (enum status)rc, "collecting weights: %s", z->ops->error(s));
+        if (rc == OK) rc = z->ops->stream_wait(s, err);
+        zero_weights_close(z, i);
+        if (rc != OK) return rc;
+    }
+    return OK;
+}
+
 int zero_weights_read(struct zero_weights *z, struct stream *s, void *out, int64_t at, int64_t n, struct error *err)
 {
     size_t size = dtype_size(z->dt);
     int64_t per = z->n / z->m->world, place = z->shard - (const char *)comm_peer_memory(z->m->all, z->m->rank);     /* the same on every rank */
     (void)s;
+    if (z->whole) {
+        memcpy(out, z->whole + (size_t)at * size, (size_t)n * size);
+        return OK;
+    }
     for (int64_t done = 0; done < n;) {
         int p = (int)((at + done) / per);
         int64_t from = (at + done) % per, m = n - done < per - from ? n - done : per - from;
         const char *memory = comm_peer_memory(z->m->all, p);
-        if (memory == NULL) return error_set(err, E_UNSUPPORTED, "zero_stage 3: weights cannot be read from rank %d over this transport", p);
+        if (memory == NULL || z->ops != kernel_ops_cpu()) return error_set(err, E_INTERNAL, "zero_stage 3: weights of rank %d were not collected before they were read", p);
         memcpy((char *)out + (size_t)done * size, memory + place + (size_t)from * size, (size_t)m * size);
         done += m;
     }

@@ -53,7 +53,12 @@ int zero_weights_open(struct zero_weights *z, struct stream *s, int unit, int ne
 void zero_weights_close(struct zero_weights *z, int unit);
 /* Shards have changed: what buckets hold is old. */
 int zero_weights_changed(struct zero_weights *z, struct stream *s, struct error *err);
-/* n elements from `at` on into host memory, out of the shards of whoever has them. By one rank alone, while nobody writes. */
+/* Where ranks cannot read each other's memory (comm_peer_memory): all weights into host memory of the ranks that say keep, until the next change or
+ * zero_weights_drop. Elsewhere it does nothing. Collective. */
+int zero_weights_collect(struct zero_weights *z, struct stream *s, bool keep, struct error *err);
+void zero_weights_drop(struct zero_weights *z);
+/* n elements from `at` on into host memory, out of what was collected, else the shards of whoever has them. By one rank alone, while nobody
+ * writes. */
 int zero_weights_read(struct zero_weights *z, struct stream *s, void *out, int64_t at, int64_t n, struct error *err);
 
 #endif

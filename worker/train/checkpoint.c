@@ -307,7 +307,9 @@ int checkpoint_save(struct run *r, struct error *err)
     }
     rc = run_agree(r, rc, err);
     if (rc == OK) {
-        if (first) rc = model_save(r->job.model, tmp, err);
+        rc = model_collect(r->job.model, first, err);
+        if (rc == OK && first) rc = model_save(r->job.model, tmp, err);
+        model_saved(r->job.model);
         if (rc == OK && first) rc = copy_tokenizer(r->spec->model, tmp, err);
         if (rc == OK && !r->spec->save_only_model && writes_shard(r)) rc = save_optimizer(r, tmp, err);
         rc = run_agree(r, rc, err);
