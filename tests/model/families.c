@@ -262,14 +262,14 @@ START_TEST(dropout_gradients)
 END_TEST
 
 /* Errors of bf16 gradients against float64 for the same stored weights, ours and torch's, summed over tensors. */
-static void bf16_errors_of(const char *name, bool adapter, enum act_policy policy, bool each, double sum[2])
+static void bf16_errors_of(const char *name, const char *adapter, enum act_policy policy, bool each, double sum[2])
 {
     char more[1500] = ",\"tuner_type\":\"full\"";
     struct rig r;
     struct test_case c;
     struct error err = { 0 };
     struct model_loss loss = { 0 };
-    if (adapter) (void)snprintf(more, sizeof more, ",\"lora_rank\":4,\"lora_alpha\":8,\"lora_dropout\":0,\"adapter\":\"%s\"", fixture(name));
+    if (adapter) (void)snprintf(more, sizeof more, ",\"lora_rank\":4,\"lora_alpha\":8,\"lora_dropout\":0,\"adapter\":\"%s\"%s", fixture(name), adapter);
     case_open(&c, fixture(name));
     ck_assert_msg(rig_open(&r, fixture("qwen2-bf16"), more, policy, c.row.T, c.row.n_docs, &err) == OK, "%s", err.text);
     ck_assert_msg(model_load(r.m, fixture("qwen2-bf16"), &err) == OK, "%s", err.text);
@@ -302,7 +302,7 @@ static void bf16_errors_of(const char *name, bool adapter, enum act_policy polic
 START_TEST(bf16_full)
 {
     double sum[2] = { 0 };
-    bf16_errors_of("qwen2-bf16", false, _i ? ACT_LAYER : ACT_NONE, true, sum);
+    bf16_errors_of("qwen2-bf16", NULL, _i ? ACT_LAYER : ACT_NONE, true, sum);
     ck_assert_double_le(sum[0], 1.3 * sum[1]);
     if (getenv("RM_SHOW")) (void)printf("bf16 full: errors %.4g, torch's %.4g\n", sum[0], sum[1]);
 }
@@ -315,10 +315,23 @@ START_TEST(bf16_lora)
     for (int k = 1; k <= 5; k++) {
         char name[20];
         (void)snprintf(name, sizeof name, "lora-bf16-%d", k);
-        bf16_errors_of(name, true, ACT_ATTENTION, false, sum);
+        bf16_errors_of(name, "", ACT_ATTENTION, false, sum);
     }
     ck_assert_msg(sum[0] <= 1.3 * sum[1], "errors %.4g, torch's %.4g", sum[0], sum[1]);
     if (getenv("RM_SHOW")) (void)printf("bf16 LoRA: errors %.4g, torch's %.4g\n", sum[0], sum[1]);
+}
+END_TEST
+
+/* DoRA, and modules trained whole beside adapters. */
+START_TEST(bf16_others)
+{
+    static const struct { const char *name, *more; } other[] = {
+        { "dora-bf16", ",\"use_dora\":true" }, { "save-bf16", ",\"modules_to_save\":[\"lm_head\",\"embed_tokens\",\"norm\"]" },
+    };
+    double sum[2] = { 0 };
+    bf16_errors_of(other[_i].name, other[_i].more, ACT_LAYER, false, sum);
+    ck_assert_msg(sum[0] <= 1.5 * sum[1], "%s: errors %.4g, torch's %.4g", other[_i].name, sum[0], sum[1]);
+    if (getenv("RM_SHOW")) (void)printf("%s: errors %.4g, torch's %.4g\n", other[_i].name, sum[0], sum[1]);
 }
 END_TEST
 
@@ -496,6 +509,7 @@ int main(void)
     tcase_add_loop_test(t, dropout_gradients, 0, 2);
     tcase_add_loop_test(t, bf16_full, 0, 2);
     tcase_add_test(t, bf16_lora);
+    tcase_add_loop_test(t, bf16_others, 0, 2);
     tcase_add_test(t, bf16_dropout);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

@@ -51,6 +51,8 @@ ADAPTERS = {
     **{f"lora-bf16-{k}": ("qwen2-bf16", dict(seed=k, r=4, lora_alpha=8, target_modules=ALL)) for k in range(1, 6)},
     "lora-patterns": ("qwen2-tied", dict(r=4, lora_alpha=8, target_modules=ALL, rank_pattern={"layers.0.self_attn.q_proj": 6, "q_proj": 2, r"layers\.1\.mlp\.(up|down)_proj": 5},
                                          alpha_pattern={r".*layers\.0.*": 20, "v_proj": 3})),
+    "dora-bf16": ("qwen2-bf16", dict(seed=6, r=4, lora_alpha=8, use_dora=True, target_modules=ALL)),
+    "save-bf16": ("qwen2-bf16", dict(seed=7, r=4, lora_alpha=8, target_modules=ALL, modules_to_save=["lm_head", "embed_tokens", "norm"])),
     "dora": ("qwen2-untied", dict(r=3, lora_alpha=6, use_dora=True, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])),
 }
 
@@ -153,6 +155,12 @@ def make_model(name, over):
     print(name, r["loss"].item())
 
 
+def file_name(n):
+    """A trained parameter's name in PEFT's file."""
+    n = n.replace(".default.weight", ".weight") if "magnitude" not in n else n.replace(".default.weight", "")
+    return n.replace(".default", "").replace(".modules_to_save", "")
+
+
 def make_adapter(name, base, kw):
     kw = dict(kw)
     seed = kw.pop("seed", 0)
@@ -184,14 +192,12 @@ def make_adapter(name, base, kw):
         peft.zero_grad()
     r = run(peft, b)
     if low:
-        low = {"bf16." + n.replace(".default", ""): torch.tensor([((g - dict(peft.named_parameters())[n].grad).norm() / dict(peft.named_parameters())[n].grad.norm()).item()])
-               for n, g in low.items()}
+        low = {"bf16." + file_name(n): torch.tensor([((g - dict(peft.named_parameters())[n].grad).norm() / dict(peft.named_parameters())[n].grad.norm()).item()]) for n, g in low.items()}
         low["bf16.loss"] = (rough["loss"] - r["loss"]).abs() / r["loss"]
     grads = {}
     for n, p in peft.named_parameters():
         if p.requires_grad:
-            n = n.replace(".default.weight", ".weight") if "magnitude" not in n else n.replace(".default.weight", "")
-            grads["grad." + n.replace(".default", "").replace(".modules_to_save", "")] = p.grad.float()
+            grads["grad." + file_name(n)] = p.grad.float()
     if low:
         r.pop("logits")
     save_file({**b, **r, **grads, **low}, os.path.join(out, "case.safetensors"))

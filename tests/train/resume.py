@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """20 steps in one go are 7, kill -9, and 13 more: bit for bit; and within 1e-5 on another U x R.
 
-usage: resume.py WORKER CASE    cases: full, lora, dora, bf16, galore, reshape, refuse, skip, rope"""
+usage: resume.py WORKER CASE    cases: full, lora, dora, saved, bf16, galore, reshape, refuse, skip, rope"""
 import json
 import os
 import shutil
@@ -16,6 +16,7 @@ CASES = {
     "full": dict(tuner_type="full", gradient_accumulation_steps=2),
     "lora": dict(tuner_type="lora", lora_rank=4, lora_dropout=0.2, modules_to_save=["lm_head"], learning_rate=1e-2),
     "dora": dict(tuner_type="lora", lora_rank=4, use_dora=True, use_rslora=True, lorap_lr_ratio=4, rank_pattern={"q_proj": 2}, alpha_pattern={"layers.0.*": 8}, torch_dtype="bfloat16", learning_rate=1e-2),
+    "saved": dict(tuner_type="lora", lora_rank=4, modules_to_save=["lm_head", "norm"], torch_dtype="bfloat16", learning_rate=1e-2),
     "bf16": dict(tuner_type="full", torch_dtype="bfloat16"),
     "galore": dict(tuner_type="full", use_galore=True, galore_rank=8, galore_update_proj_gap=4, max_grad_norm=0.5),
 }

@@ -84,10 +84,10 @@ struct model {
     int64_t z_tile;
     float *loss, *h_loss;       /* [Tl] device, host */
     uint8_t *correct, *h_correct;
-    void *l_t, *l_dt, *l_x, *l_dx;          /* LoRA tile [lora_tile,max_r] x2, [lora_tile,max_in] x2 (dropout only) */
+    void *l_t, *l_dt, *l_x, *l_dx;          /* LoRA tile f32 [lora_tile,max_r] x2, [lora_tile,widest] x2 (with dropout, bf16 or DoRA) */
     int64_t lora_tile;
-    void *l_y;                  /* adapter tile [lora_tile,max_out]: DoRA, or an adapter of another type than the activations */
-    float *l_w, *l_wy, *ones;   /* DoRA norms: [dora_rows,max_in] x2 f32, [max_in] */
+    void *l_y;                  /* f32 [lora_tile,widest]: bf16 or DoRA */
+    float *l_w, *l_wy, *ones;   /* DoRA norms: [dora_rows,widest] x2 (l_w also a tile, with dropout), [widest] */
     int64_t dora_rows, widest;  /* widest: the longest row of any linear's weight or output */
     void *ws;
     int64_t ws_bytes;
@@ -113,8 +113,12 @@ int params_close_grads(struct model *m, int64_t unit);
 /* With ZeRO 3 a unit's sharded parameters have weights (param.w) between these two only; next: the unit to fetch meanwhile, -1: none. */
 int params_open(struct model *m, int64_t unit, int64_t next);
 void params_close(struct model *m, int64_t unit);
-/* Elements [from, from+n) of p from host memory into the model, as far as they are this rank's. */
+/* Elements [from, from+n) of p, of type param_stored(p), from host memory into the model, as far as they are this rank's. */
 int params_store(struct model *m, const struct param *p, const void *host, int64_t from, int64_t n);
+/* The type that p is loaded in and saved in: f32 where it has a master. */
+static inline enum dtype param_stored(const struct param *p) { return p->master ? DT_F32 : p->dt; }
+/* The model's copies of what the optimizer has updated. */
+int params_refresh(struct model *m);
 void params_release(struct params *p);
 /* Base tensor name ("model.norm.weight") of a parameter that is no LoRA part: its name without PEFT's prefix. */
 const char *param_base_name(const struct param *p);

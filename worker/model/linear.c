@@ -64,99 +64,21 @@ static int drop(struct model *m, enum dtype dt, const struct linear *l, void *ou
 
 static bool drops(const struct model *m) { return m->train && m->dropout > 0; }
 
-/* --- DoRA: y = c (xd W^T + s xd A^T B^T) + (x - xd) W^T + b, c = mag / |W + s B A| by row, xd = drop(x), the norm held constant.
- * Source: Liu et al. 2402.09353 §4.3, as PEFT computes it. --- */
-static int scale_columns(struct model *m, void *y, const void *x, const float *c, int64_t n, int64_t C)
+/* --- LoRA. Adapters are f32 whatever the activations are (m->params.dt; PEFT does the same): thin products cost little, and what is
+ * trained is not rounded. --- */
+
+/* Products of the activations' type summed and left in f32: y[N,out] = alpha x w^T + beta y, dx[N,in] = alpha dy w + beta dx. */
+static int product_nt_f32(struct model *m, float *y, const void *x, const void *w, int64_t N, int64_t out, int64_t in, float alpha, float beta)
 {
-    return model_op(m, "DoRA scale", m->ops->col_scale(m->s, m->dt, y, x, c, n, C));
+    return model_op(m, "matmul", m->ops->matmul(m->s, DT_F32, y, out, m->dt, x, in, false, m->dt, w, in, true, N, out, in, alpha, beta, m->ws, (size_t)m->ws_bytes));
 }
 
-/* y holds x W^T. */
-static int dora_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
+static int product_nn_f32(struct model *m, float *dx, const void *dy, const void *w, int64_t N, int64_t in, int64_t out, float alpha, float beta)
 {
-    void *v = y;
-    if (drops(m)) {
-        TRY(drop(m, m->dt, l, m->l_x, x, n, row0));
-        x = m->l_x;
-        v = m->l_y;
-        TRY(product_nt(m, m->dt, v, x, l->w->w, n, l->out, l->in, 1, 0));
-        TRY(model_op(m, "axpy", m->ops->axpy(m->s, m->dt, y, m->dt, v, -1, n * l->out)));
-    }
-    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, l->r, l->in, 1, 0));
-    TRY(product_nt(m, m->dt, v, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1));
-    TRY(scale_columns(m, v, v, l->c, n, l->out));
-    return v == y ? OK : model_op(m, "add", m->ops->add(m->s, m->dt, y, y, v, n * l->out));
+    return model_op(m, "matmul", m->ops->matmul(m->s, DT_F32, dx, in, m->dt, dy, out, false, m->dt, w, in, false, N, in, out, alpha, beta, m->ws, (size_t)m->ws_bytes));
 }
 
-static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t n, int64_t row0)
-{
-    if (drops(m)) {
-        TRY(drop(m, m->dt, l, m->l_x, x, n, row0));
-        x = m->l_x;
-    }
-    TRY(product_nt(m, m->dt, m->l_t, x, l->A->w, n, l->r, l->in, 1, 0));
-    TRY(product_nt(m, m->dt, m->l_y, x, l->w->w, n, l->out, l->in, 1, 0));
-    TRY(product_nt(m, m->dt, m->l_y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1));
-    TRY(model_op(m, "DoRA gradient", m->ops->col_dot(m->s, m->dt, l->mag->g, dy, m->l_y, l->inv_norm, n, l->out)));
-    TRY(scale_columns(m, m->l_y, dy, l->c, n, l->out));
-    TRY(product_tn(m, m->dt, l->B->g, m->l_y, m->l_t, l->out, l->r, n, l->scale));
-    TRY(product_nn(m, m->dt, m->l_dt, m->l_y, l->B->w, n, l->r, l->out, l->scale, 0));
-    TRY(product_tn(m, m->dt, l->A->g, m->l_dt, x, l->r, l->in, n, 1));
-    if (!dx) return OK;
-    if (!drops(m)) {
-        TRY(product_nn(m, m->dt, dx, m->l_y, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
-        return product_nn(m, m->dt, dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 1);
-    }
-    TRY(product_nn(m, m->dt, dx, dy, l->w->w, n, l->in, l->out, 1, add ? 1 : 0));
-    TRY(product_nn(m, m->dt, m->l_dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 0));
-    TRY(product_nn(m, m->dt, m->l_dx, m->l_y, l->w->w, n, l->in, l->out, 1, 1));
-    TRY(product_nn(m, m->dt, m->l_dx, dy, l->w->w, n, l->in, l->out, -1, 1));
-    TRY(drop(m, m->dt, l, m->l_x, m->l_dx, n, row0));
-    return model_op(m, "add", m->ops->add(m->s, m->dt, dx, dx, m->l_x, n * l->in));
-}
-
-/* inv_norm and c of one linear, from the weights as they are now. */
-int dora_refresh(struct model *m, struct linear *l, bool init_mag)
-{
-    const struct kernel_ops *ops = m->ops;
-    int64_t rows = m->dora_rows, in = l->in, r = l->r;
-    size_t size = dtype_size(m->dt), ws = (size_t)m->ws_bytes;
-    float *host = xmalloc((unsigned long)l->out * 2 * sizeof *host), *c = host + l->out;
-    void *mag = xmalloc((unsigned long)l->out * size);
-    int rc = OK;
-    for (int64_t o = 0; o < l->out && rc == OK; o += rows) {
-        int64_t n = l->out - o < rows ? l->out - o : rows;
-        rc = ops->cast(m->s, DT_F32, m->l_w, m->dt, (char *)l->w->w + (size_t)(o * in) * size, n * in);
-        if (rc == OK) rc = ops->matmul(m->s, DT_F32, m->l_w, in, m->dt, (char *)l->B->w + (size_t)(o * r) * size, r, false, m->dt, l->A->w, in, false, n, in, r, l->scale, 1, m->ws, ws);
-        if (rc == OK) rc = ops->rmsnorm_fwd(m->s, DT_F32, m->l_wy, l->inv_norm + o, m->l_w, m->ones, n, in, 0);
-    }
-    if (rc == OK) rc = ops->copy(m->s, host, l->inv_norm, (size_t)l->out * sizeof *host);
-    if (rc == OK && !init_mag) rc = ops->copy(m->s, mag, l->mag->w, (size_t)l->out * size);
-    rc = model_op(m, "DoRA norm", rc);
-    if (rc == OK) rc = ops->stream_wait(m->s, m->err);
-    for (int64_t o = 0; o < l->out && rc == OK; o++) {
-        host[o] = isfinite(host[o]) ? host[o] / sqrtf((float)in) : 0;          /* 1 / norm; a row of zeros stays zero */
-        float g = m->dt == DT_BF16 ? bf16_to_f32(((bf16 *)mag)[o]) : ((float *)mag)[o];
-        if (init_mag) {
-            g = host[o] > 0 ? 1 / host[o] : 0;
-            if (m->dt == DT_BF16) ((bf16 *)mag)[o] = f32_to_bf16(g);
-            else ((float *)mag)[o] = g;
-        }
-        c[o] = g * host[o];
-    }
-    if (rc == OK) rc = model_op(m, "copy", ops->copy(m->s, l->inv_norm, host, (size_t)l->out * sizeof *host));
-    if (rc == OK) rc = model_op(m, "copy", ops->copy(m->s, l->c, c, (size_t)l->out * sizeof *c));
-    if (rc == OK && init_mag) rc = model_op(m, "copy", ops->copy(m->s, l->mag->w, mag, (size_t)l->out * size));
-    if (rc == OK) rc = ops->stream_wait(m->s, m->err);
-    free(host);
-    free(mag);
-    return rc;
-}
-
-/* --- LoRA. The adapter is f32 whatever the activations are (m->params.dt; PEFT does the same): thin products cost little, and what is
- * trained is not rounded. With modules_to_save everything trained has the activations' type, with masters. --- */
-
-/* x as the adapter reads it: in its type, dropped; x itself when there is nothing to do. */
+/* x as the adapter reads it: in its type, dropped; x itself when there is nothing to do. l_dx is scratch. */
 static int adapter_input(struct model *m, const struct linear *l, const void **xa, const void *x, int64_t n, int64_t row0)
 {
     enum dtype at = m->params.dt;
@@ -169,6 +91,104 @@ static int adapter_input(struct model *m, const struct linear *l, const void **x
     TRY(drop(m, at, l, m->l_x, *xa, n, row0));
     *xa = m->l_x;
     return OK;
+}
+
+/* --- DoRA: y = c (xd W^T + s xd A^T B^T) + (x - xd) W^T + b, c = mag / |W + s B A| by row, xd = drop(x), the norm held constant; all
+ * of it in f32 but for the products with W, which take the activations' type.
+ * Source: Liu et al. 2402.09353 §4.3, as PEFT computes it. --- */
+static int scale_columns(struct model *m, float *y, const float *x, const float *c, int64_t n, int64_t C)
+{
+    return model_op(m, "DoRA scale", m->ops->col_scale(m->s, DT_F32, y, x, c, n, C));
+}
+
+static int add_f32(struct model *m, float *y, const float *x, float a, int64_t n) { return model_op(m, "axpy", m->ops->axpy(m->s, DT_F32, y, DT_F32, x, a, n)); }
+
+/* l_t = xd A^T, l_y = xd W^T + s l_t B^T; *xa = xd in f32, in l_x or x itself. Uses l_dx. minus: if given, loses xd W^T on the way. */
+static int dora_inner(struct model *m, const struct linear *l, const void **xa, const void *x, float *minus, int64_t n, int64_t row0)
+{
+    TRY(adapter_input(m, l, xa, x, n, row0));
+    TRY(product_nt(m, DT_F32, m->l_t, *xa, l->A->w, n, l->r, l->in, 1, 0));
+    const void *xd = drops(m) ? *xa : x;                /* as the product with W takes it */
+    if (drops(m) && m->dt != DT_F32) {
+        TRY(cast(m, m->dt, m->l_dx, DT_F32, *xa, n * l->in));
+        xd = m->l_dx;
+    }
+    TRY(product_nt_f32(m, m->l_y, xd, l->w->w, n, l->out, l->in, 1, 0));
+    if (minus) TRY(add_f32(m, minus, m->l_y, -1, n * l->out));
+    return product_nt(m, DT_F32, m->l_y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1);
+}
+
+/* With dropout y holds x W^T; without, it is not read. */
+static int dora_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
+{
+    const void *xa;
+    if (drops(m)) TRY(cast(m, DT_F32, m->l_w, m->dt, y, n * l->out));
+    TRY(dora_inner(m, l, &xa, x, drops(m) ? m->l_w : NULL, n, row0));
+    TRY(scale_columns(m, m->l_y, m->l_y, l->c, n, l->out));
+    if (drops(m)) TRY(add_f32(m, m->l_y, m->l_w, 1, n * l->out));
+    return cast(m, m->dt, y, DT_F32, m->l_y, n * l->out);
+}
+
+static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t n, int64_t row0)
+{
+    const void *xa, *cdy = m->l_y;
+    TRY(dora_inner(m, l, &xa, x, NULL, n, row0));
+    TRY(cast(m, DT_F32, m->l_dx, m->dt, dy, n * l->out));
+    TRY(model_op(m, "DoRA gradient", m->ops->col_dot(m->s, DT_F32, l->mag->g, m->l_dx, m->l_y, l->inv_norm, n, l->out)));
+    TRY(scale_columns(m, m->l_y, m->l_dx, l->c, n, l->out));
+    TRY(product_tn(m, DT_F32, l->B->g, m->l_y, m->l_t, l->out, l->r, n, l->scale));
+    TRY(product_nn(m, DT_F32, m->l_dt, m->l_y, l->B->w, n, l->r, l->out, l->scale, 0));
+    TRY(product_tn(m, DT_F32, l->A->g, m->l_dt, xa, l->r, l->in, n, 1));
+    if (!dx) return OK;
+    if (m->dt != DT_F32) {                              /* x is used up */
+        TRY(cast(m, m->dt, m->l_x, DT_F32, m->l_y, n * l->out));
+        cdy = m->l_x;
+    }
+    TRY(product_nn(m, DT_F32, m->l_dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 0));
+    TRY(product_nn_f32(m, m->l_dx, cdy, l->w->w, n, l->in, l->out, 1, 1));
+    float *sum = m->l_dx;
+    if (drops(m)) {
+        TRY(product_nn_f32(m, m->l_dx, dy, l->w->w, n, l->in, l->out, -1, 1));
+        TRY(drop(m, DT_F32, l, m->l_x, m->l_dx, n, row0));
+        TRY(product_nn_f32(m, m->l_x, dy, l->w->w, n, l->in, l->out, 1, 1));
+        sum = m->l_x;
+    }
+    if (add) {
+        TRY(cast(m, DT_F32, m->l_y, m->dt, dx, n * l->in));
+        TRY(add_f32(m, sum, m->l_y, 1, n * l->in));
+    }
+    return cast(m, m->dt, dx, DT_F32, sum, n * l->in);
+}
+
+/* inv_norm and c of one linear, from the weights as they are now. */
+int dora_refresh(struct model *m, struct linear *l, bool init_mag)
+{
+    const struct kernel_ops *ops = m->ops;
+    int64_t rows = m->dora_rows, in = l->in, r = l->r;
+    size_t size = dtype_size(m->dt), ws = (size_t)m->ws_bytes, bytes = (size_t)l->out * sizeof(float);
+    float *inv = xmalloc(3 * bytes), *c = inv + l->out, *mag = c + l->out;
+    int rc = OK;
+    for (int64_t o = 0; o < l->out && rc == OK; o += rows) {
+        int64_t n = l->out - o < rows ? l->out - o : rows;
+        rc = ops->cast(m->s, DT_F32, m->l_w, m->dt, (char *)l->w->w + (size_t)(o * in) * size, n * in);
+        if (rc == OK) rc = ops->matmul(m->s, DT_F32, m->l_w, in, DT_F32, (float *)l->B->w + o * r, r, false, DT_F32, l->A->w, in, false, n, in, r, l->scale, 1, m->ws, ws);
+        if (rc == OK) rc = ops->rmsnorm_fwd(m->s, DT_F32, m->l_wy, l->inv_norm + o, m->l_w, m->ones, n, in, 0);
+    }
+    if (rc == OK) rc = ops->copy(m->s, inv, l->inv_norm, bytes);
+    if (rc == OK && !init_mag) rc = ops->copy(m->s, mag, l->mag->w, bytes);
+    rc = model_op(m, "DoRA norm", rc);
+    if (rc == OK) rc = ops->stream_wait(m->s, m->err);
+    for (int64_t o = 0; o < l->out && rc == OK; o++) {
+        inv[o] = isfinite(inv[o]) ? inv[o] / sqrtf((float)in) : 0;              /* 1 / norm; a row of zeros stays zero */
+        if (init_mag) mag[o] = inv[o] > 0 ? 1 / inv[o] : 0;
+        c[o] = mag[o] * inv[o];
+    }
+    if (rc == OK) rc = model_op(m, "copy", ops->copy(m->s, l->inv_norm, inv, bytes));
+    if (rc == OK) rc = model_op(m, "copy", ops->copy(m->s, l->c, c, bytes));
+    if (rc == OK && init_mag) rc = model_op(m, "copy", ops->copy(m->s, l->mag->w, mag, bytes));
+    if (rc == OK) rc = ops->stream_wait(m->s, m->err);
+    free(inv);
+    return rc;
 }
 
 static int adapter_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t n, int64_t row0)
@@ -214,7 +234,7 @@ static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const 
 
 int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t N, int64_t row0)
 {
-    TRY(product_nt(m, m->dt, y, x, l->w->w, N, l->out, l->in, 1, 0));
+    if (!l->mag || drops(m)) TRY(product_nt(m, m->dt, y, x, l->w->w, N, l->out, l->in, 1, 0));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
@@ -260,10 +280,16 @@ struct linear *layer_linear(struct layer *l, int i)
 
 static void layout_dora(struct model *m, struct arena *device, int64_t widest)
 {
+    const struct model_config *c = m->c;
+    const int64_t sides[][2] = { { c->H * c->D, c->C }, { c->Hkv * c->D, c->C }, { c->C, c->H * c->D }, { c->F, c->C }, { c->C, c->F } };
     m->dora_rows = DORA_ROWS;
     m->widest = widest;
-    need(m, DT_F32, m->dt, m->dora_rows, widest, m->max_r, false, false);
-    m->l_w = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w");
+    for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++) {
+        need(m, DT_F32, m->dt, m->lora_tile, sides[i][0], sides[i][1], false, true);
+        need(m, DT_F32, m->dt, m->lora_tile, sides[i][1], sides[i][0], false, false);
+    }
+    int64_t rows = m->dropout > 0 && m->lora_tile > m->dora_rows ? m->lora_tile : m->dora_rows;       /* dora_fwd puts a tile there */
+    m->l_w = arena_take(device, MEM_WORKSPACE, DT_F32, rows, widest, 0, 0, "dora.w");
     m->l_wy = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w_scaled");
     m->ones = arena_take(device, MEM_WORKSPACE, DT_F32, widest, 0, 0, 0, "dora.ones");
     for (int64_t i = 0; i < m->c->L; i++) {
@@ -297,7 +323,7 @@ void linear_layout(struct model *m, struct arena *device)
         need_linear(m, at, m->lora_tile, widest, m->max_r);
         m->l_t = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->max_r, 0, 0, "lora.t");
         m->l_dt = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, m->max_r, 0, 0, "lora.dt");
-        if (m->dropout > 0 || other) {
+        if (m->dropout > 0 || other || m->dora) {
             m->l_x = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.x");
             m->l_dx = arena_take(device, MEM_WORKSPACE, at, m->lora_tile, widest, 0, 0, "lora.dx");
         }

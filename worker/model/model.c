@@ -346,6 +346,7 @@ int model_weights_changed(struct model *m, struct error *err)
 {
     m->err = err;
     if (m->shards) TRY(zero_weights_changed(m->shards, m->s, err));
+    TRY(params_refresh(m));
     for (int64_t i = 0; m->dora && i < m->c->L; i++) {
         for (int k = 0; k < LAYER_LINEARS; k++) {
             struct linear *l = layer_linear(&m->layers[i], k);

@@ -107,6 +107,7 @@ static int add_linear(struct model *m, struct adapters *ad, struct linear *l, ch
         l->A->trained = l->B->trained = l->A->adapter = l->B->adapter = true;
         if (m->dora) {
             l->mag = add(m, xasprintf(PEFT_PREFIX "%s.lora_magnitude_vector", module), out, 0, INIT_DORA);
+            l->mag->dt = m->params.dt;
             l->mag->lora = LORA_MAGNITUDE;
             l->mag->trained = l->mag->adapter = true;
             l->mag->source = l->w - m->params.v;
@@ -238,9 +239,14 @@ static int place(struct model *m, struct arena *device, struct arena *shared, st
         struct param *q = &p->v[i];
         if (q->shard_at >= 0) continue;
         if (!q->trained) q->w = arena_take(device, MEM_WEIGHTS, q->dt, q->dim[0], q->dim[1], 0, 0, "%s", q->name);
-        else if (p->flat_w) {
-            q->w = (char *)p->flat_w + q->at * (int64_t)dtype_size(p->dt);
-            q->g = m->zero ? NULL : p->flat_g + q->at;
+        else if (p->flat_w || m->planning) {
+            char *at = p->flat_w ? (char *)p->flat_w + q->at * (int64_t)dtype_size(p->dt) : NULL;
+            if (q->dt == p->dt) q->w = at;
+            else {                              /* modules_to_save beside f32 adapters */
+                q->master = (float *)(void *)at;
+                q->w = arena_take(device, MEM_WEIGHTS, q->dt, q->dim[0], q->dim[1], 0, 0, "%s", q->name);
+            }
+            q->g = m->zero || !p->flat_g ? NULL : p->flat_g + q->at;
         }
     }
     return OK;
@@ -287,13 +293,26 @@ void params_close(struct model *m, int64_t unit)
 
 int params_store(struct model *m, const struct param *p, const void *host, int64_t from, int64_t n)
 {
-    size_t size = dtype_size(p->dt);
+    size_t size = dtype_size(param_stored(p));
+    if (p->master) {
+        TRY(model_op(m, "copy", m->ops->copy(m->s, p->master + from, host, (size_t)n * size)));
+        return model_op(m, "cast", m->ops->cast(m->s, p->dt, (char *)p->w + (size_t)from * dtype_size(p->dt), DT_F32, p->master + from, n));
+    }
     if (p->shard_at < 0) return model_op(m, "copy", m->ops->copy(m->s, (char *)p->w + (size_t)from * size, host, (size_t)n * size));
     int64_t lo, hi, at = p->shard_at + from;
     char *shard = zero_weights_shard(m->shards, &lo, &hi);
     int64_t a = at > lo ? at : lo, b = at + n < hi ? at + n : hi;
     if (a >= b) return OK;
     return model_op(m, "copy", m->ops->copy(m->s, shard + (size_t)(a - lo) * size, (const char *)host + (size_t)(a - at) * size, (size_t)(b - a) * size));
+}
+
+int params_refresh(struct model *m)
+{
+    for (int64_t i = 0; i < m->params.n; i++) {
+        const struct param *p = &m->params.v[i];
+        if (p->master) TRY(model_op(m, "cast", m->ops->cast(m->s, p->dt, p->w, DT_F32, p->master, p->n)));
+    }
+    return OK;
 }
 
 int params_build(struct model *m, struct arena *device, struct arena *shared, struct error *err)
@@ -310,7 +329,7 @@ int params_build(struct model *m, struct arena *device, struct arena *shared, st
     }
     m->cap_params = c->L * (7 * 5 + 4) + 3;
     p->v = xcalloc((unsigned long)m->cap_params, sizeof *p->v);
-    p->dt = m->lora && !m->dora && m->spec->modules_to_save.n == 0 ? DT_F32 : m->dt;      /* see linear.c */
+    p->dt = m->lora ? DT_F32 : m->dt;           /* see linear.c */
 
     /* With a tied head the two are one tensor, unless an adapter trains one of them whole: then each has its own. */
     bool untie = c->tied && m->lora && (targets_saved(t, "model.embed_tokens") || targets_saved(t, "lm_head"));

@@ -1,7 +1,7 @@
 /* params.h - the parameter table: every tensor of the model, in one fixed order, from config and spec alone.
  *
  * What is trained lies in one flat vector, each parameter at `at` (elements; a multiple of 64), the whole padded to a multiple of
- * 64 * world, padding zero. So clipping, reduction and the optimizer work on flat_w [n_flat] (type dt: f32 for plain LoRA, else that of the activations) and flat_g
+ * 64 * world, padding zero. So clipping, reduction and the optimizer work on flat_w [n_flat] (type dt: f32 beside adapters, else that of the activations) and flat_g
  * [n_flat] (f32) and shard by plain ranges; f32 masters and moments are the optimizer's, same indexing. Frozen tensors have
  * at = -1 and no gradient. */
 #ifndef RM_WORKER_MODEL_PARAMS_H
@@ -18,7 +18,8 @@ struct param {
     int ndim;
     int64_t dim[2], n;          /* [out,in] or [n] */
     enum dtype dt;
-    void *w;                    /* device; NULL when only planned */
+    void *w;                    /* device, of type dt; NULL when only planned */
+    float *master;              /* its place in flat_w where that is of another type: w is a copy, made anew by model_weights_changed; else NULL */
     float *g;                   /* f32 gradient; NULL when frozen */
     int64_t at;                 /* in the flat vector; -1 frozen */
     int64_t shard_at;           /* with ZeRO 3: in the vector of weights that is sharded, and w is there while its unit is open; else -1 */

@@ -16,11 +16,11 @@ enum { PIECE = 1 << 20 };                       /* elements moved at a time */
 #define SHARD_BYTES ((int64_t)5 << 30)          /* Hugging Face's usual shard */
 
 /* --- moving one tensor --- */
-typedef int (*filler)(void *arg, void *out, int64_t from, int64_t n, struct error *err);       /* elements of the parameter's type */
+typedef int (*filler)(void *arg, void *out, int64_t from, int64_t n, struct error *err);       /* elements of type param_stored() */
 
 static int fill_param(struct model *m, struct param *p, filler fill, void *arg, struct error *err)
 {
-    size_t size = dtype_size(p->dt);
+    size_t size = dtype_size(param_stored(p));
     void *buf = xmalloc(PIECE * size);
     int rc = OK;
     m->err = err;
@@ -89,7 +89,7 @@ static int fill_from_seed(void *arg, void *out, int64_t from, int64_t n, struct 
 
 static int init_param(struct model *m, struct param *p, uint64_t seed, struct error *err)
 {
-    struct from_seed f = { name_seed(seed, param_base_name(p)), p->init, (double)m->c->initializer_range, p->dt };
+    struct from_seed f = { name_seed(seed, param_base_name(p)), p->init, (double)m->c->initializer_range, param_stored(p) };
     if (p->init == INIT_KAIMING) f.range = 1 / sqrt((double)p->dim[1]);
     return fill_param(m, p, fill_from_seed, &f, err);
 }
@@ -118,8 +118,10 @@ static int init_derived(struct model *m, struct error *err)
     m->err = err;
     for (int64_t i = 0; i < m->params.n; i++) {
         struct param *p = &m->params.v[i];
-        if (p->init == INIT_COPY)
-            TRY(model_op(m, "copy", m->ops->copy(m->s, p->w, m->params.v[p->source].w, (size_t)p->n * dtype_size(p->dt))));
+        const struct param *from = p->init == INIT_COPY ? &m->params.v[p->source] : NULL;
+        if (!from) continue;
+        TRY(model_op(m, "copy", m->ops->copy(m->s, p->w, from->w, (size_t)p->n * dtype_size(p->dt))));
+        if (p->master) TRY(model_op(m, "cast", m->ops->cast(m->s, DT_F32, p->master, from->dt, from->w, p->n)));
     }
     return dora_start(m);
 }
@@ -194,7 +196,7 @@ static int read_all(struct model *m, const struct safetensors *s, const char *di
     for (int64_t i = 0; i < p->n && rc == OK; i++) {
         const char *name = wanted_name(&p->v[i], adapter);
         if (!name) continue;
-        struct from_file f = { s, safetensors_find(s, name), p->v[i].dt };
+        struct from_file f = { s, safetensors_find(s, name), param_stored(&p->v[i]) };
         rc = fill_param(m, &p->v[i], fill_from_file, &f, err);
     }
     return rc;
@@ -325,8 +327,8 @@ static int write_params(struct model *m, bool grads, const char *dir, const char
     for (int64_t i = 0; i < p->n; i++) {
         struct param *q = &p->v[i];
         if (grads ? !q->trained : m->lora && !q->adapter) continue;
-        f[n] = (struct to_file){ m, grads ? (const void *)q->g : q->w, grads ? -1 : q->shard_at };
-        t[n] = (struct st_source){ .name = q->name, .dt = grads ? DT_F32 : q->dt, .ndim = q->ndim, .dim = { q->dim[0], q->dim[1] }, .read = read_device, .arg = &f[n] };
+        f[n] = (struct to_file){ m, grads ? q->g : q->master ? q->master : q->w, grads ? -1 : q->shard_at };
+        t[n] = (struct st_source){ .name = q->name, .dt = grads ? DT_F32 : param_stored(q), .ndim = q->ndim, .dim = { q->dim[0], q->dim[1] }, .read = read_device, .arg = &f[n] };
         n++;
     }
     int rc = path ? safetensors_write(path, t, n, NULL, err) : safetensors_write_dir(dir, stem, t, n, SHARD_BYTES, err);
