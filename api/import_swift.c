@@ -244,7 +244,7 @@ static const struct rule rules[] = {
     { "fsdp|fsdp_config", RULE_UNSUPPORTED, NULL, "say zero_stage 3 instead", NULL },
     { "deepspeed_autotp_size|tensor_model_parallel_size|pipeline_model_parallel_size|expert_model_parallel_size", RULE_UNLESS, "1|0", "only the sequence is split, and state by zero_stage", NULL },
     { "nproc_per_node|nproc", RULE_CALL, NULL, NULL, take_nproc },
-    { "nnodes", RULE_UNLESS, "1", "one machine; several through launcher slurm", NULL },
+    { "nnodes", RULE_UNLESS, "1", "one machine: several are not built yet", NULL },
     { "use_dora", RULE_KEEP, NULL, NULL, NULL },
     { "data_seed", RULE_IGNORE, NULL, "seed decides the order of the data too", NULL },
     { "per_device_eval_batch_size|eval_accumulation_steps|prediction_loss_only|predict_with_generate|eval_use_evalscope|eval_datasets|eval_limit", RULE_IGNORE, NULL, "evaluation measures the loss, row by row", NULL },
@@ -266,7 +266,7 @@ static const struct rule env_rules[] = {
     { "NPROC_PER_NODE", RULE_CALL, NULL, NULL, take_nproc },
     { "CUDA_VISIBLE_DEVICES|ASCEND_RT_VISIBLE_DEVICES", RULE_CALL, NULL, NULL, take_visible },
     { "OMP_NUM_THREADS", RULE_CALL, NULL, NULL, take_threads },
-    { "NNODES", RULE_UNLESS, "1", "one machine; several through launcher slurm", NULL },
+    { "NNODES", RULE_UNLESS, "1", "one machine: several are not built yet", NULL },
     { "MASTER_ADDR|MASTER_PORT|NODE_RANK|RANK|WORLD_SIZE|LOCAL_RANK", RULE_IGNORE, NULL, "ranks find each other through the keeper", NULL },
 };
 

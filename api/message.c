@@ -114,7 +114,7 @@ int message_socket_path(char out[64], int *dirfd, const char *dir, struct error 
 
 bool exit_reason_retries(const char *reason)
 {
-    static const char *const final[] = { "finished", "cancelled", "paused", "time_limit", "oom_gpu", "oom_host", "bad_spec", "spawn_failed" };
+    static const char *const final[] = { "finished", "cancelled", "paused", "time_limit", "oom_gpu", "oom_host", "bad_spec", "spawn_failed", "slurm_refused", "cancelled_outside" };
     for (size_t i = 0; i < sizeof final / sizeof final[0]; i++)
         if (strcmp(reason, final[i]) == 0) return false;
     return true;

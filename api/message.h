@@ -32,6 +32,8 @@
  *                                                           anything else: CANCELLED, and it becomes the record's detail
  *   checkpoint  {}
  *
+ * Without a socket (--mailbox, launcher slurm) the same goes through files in the attempt's folder: keeper/mailbox.c.
+ *
  * Command line: `ringmaster-keeper --dir <attempt dir> --spec <spec.json> --job ID --attempt N --nonce HEX [--resume CHECKPOINT]`; the daemon sets
  * RINGMASTER_ATTEMPT=<nonce> in its environment, and everything the keeper starts inherits it: that is how leftovers are found.
  * The keeper sets RINGMASTER_JOB, the same for all attempts of a job, in the ranks'; absent where a job is never restarted.

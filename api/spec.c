@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "api/file.h"
+#include "api/slurm.h"
 
 void problems_add(struct problems *p, const char *pointer, const char *code, const char *fmt, ...)
 {
@@ -209,6 +210,7 @@ static void check_relations(const struct spec *s, struct problems *p)
         problems_add(p, "/max_length", "conflict", "expected a multiple of the sequence-parallel size %lld, got %lld", (long long)width, (long long)s->max_length);
     if (s->max_steps == 0 && s->num_train_epochs <= 0)
         problems_add(p, "/max_steps", "conflict", "expected max_steps or num_train_epochs above 0");
+    slurm_check(s, p);
     if (s->use_galore && strcmp(s->tuner_type, "full") != 0)
         problems_add(p, "/use_galore", "conflict", "expected tuner_type full: GaLore projects gradients of whole weights");
 }

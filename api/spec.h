@@ -39,6 +39,7 @@ struct spec {
     char *output_dir; int64_t save_steps, save_total_limit; bool save_only_model; char *resume_from_checkpoint;
     int64_t logging_steps; char *debug_dump;
     int64_t priority, max_restarts, time_limit_s, grace_ms, stall_timeout_ms; struct strlist after;
+    char *launcher; int64_t nodes, slurm_gpus_per_node; char *slurm_partition, *slurm_account; struct strlist slurm_options;
 };
 
 enum field_type { FIELD_INT, FIELD_REAL, FIELD_BOOL, FIELD_STRING, FIELD_PATH, FIELD_ENUM, FIELD_STRINGS, FIELD_PATHS, FIELD_OBJECT };

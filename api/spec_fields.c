@@ -106,5 +106,12 @@ const struct field spec_fields[] = {
     BOOL(save_only_model, "false", "output", "Leave optimizer state out; such a checkpoint cannot be resumed exactly.", ""),
     PATH(resume_from_checkpoint, "null", "output", "Checkpoint folder to go on from.", ""),
     PATH(debug_dump, "null", "output", "Folder for the first step's batch, gradients and loss.", ""),
+
+    ENUM(launcher, "local|slurm", "\"local\"", "launch", "local: on the coordinator's machine; slurm: as a batch job of the Slurm cluster it can reach.", ""),
+    INT (nodes, 1, 4096, "1", "nodes", "launch", "Machines; more than one is not built yet.", ""),
+    STR (slurm_partition, 64, "null", "launch", "Slurm partition; null takes the cluster's default.", ""),
+    STR (slurm_account, 64, "null", "launch", "Slurm account; null takes the user's default.", ""),
+    INT (slurm_gpus_per_node, 0, 1024, "0", "GPUs", "launch", "GPUs asked of Slurm; 0: one for each rank with device cuda, else none.", ""),
+    STRS(slurm_options, 200, "[]", "launch", "More of sbatch's options as --name=value: qos, constraint, mem, cpus-per-task, reservation, exclude, gres, nice and such.", ""),
 };
 const int n_spec_fields = (int)(sizeof spec_fields / sizeof spec_fields[0]);

@@ -35,7 +35,7 @@ void job_attempts(struct daemon *d, struct request *q)
     if (o == NULL) return;
     cJSON_Delete(o);
     if (store_rows(d->store, &rows, &err, "SELECT n AS attempt,state,reason,detail,rank,code,signal,first_step,last_step,resumed_from,slots AS \"j:slots\",pid,bad_frames,"
-                                          "started_ms AS \"t:started_at\",ended_ms AS \"t:ended_at\" FROM attempts WHERE job=? ORDER BY n", "i", id) != OK) reply_error(q, &err);
+                                          "slurm_job,started_ms AS \"t:started_at\",ended_ms AS \"t:ended_at\" FROM attempts WHERE job=? ORDER BY n", "i", id) != OK) reply_error(q, &err);
     else reply_list(q, rows, NULL);
 }
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/daemon.h"
+#include "daemon/launcher.h"
 #include "daemon/paths.h"
 #include "daemon/planner.h"
 #include "daemon/scheduler.h"
@@ -104,7 +105,11 @@ void submit_check(struct daemon *d, struct spec *s, struct problems *p)
     bool gpu = strcmp(s->device, "cuda") == 0 || (strcmp(s->device, "auto") == 0 && slots_of_kind(d, true) > 0);
     int slots = slots_of_kind(d, gpu);
     paths_check(s, &d->set.allow_root, p);
-    if (s->nproc_per_node > slots)
+    const char *missing;
+    if (strcmp(s->launcher, "slurm") == 0) {
+        if (!launcher_slurm_there(&missing))
+            problems_add(p, "/launcher", "unsupported", "%s is not in the PATH of ringmasterd: it must run where jobs can be submitted to Slurm; expected launcher local", missing);
+    } else if (s->nproc_per_node > slots)
         problems_add(p, "/nproc_per_node", "out_of_range", "expected at most %d, the %s slots of this coordinator, got %lld", slots, gpu ? "GPU" : "CPU rank", (long long)s->nproc_per_node);
     for (int i = 0; i < s->after.n; i++) {
         int64_t id;

@@ -28,8 +28,10 @@ static int64_t figures_version;
 
 const struct launcher *launcher_of(const struct spec *s)
 {
-    (void)s;
-    return &launcher_local;
+    static const struct launcher *const all[] = { &launcher_local, &launcher_slurm };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (strcmp(all[i]->name, s->launcher) == 0) return all[i];
+    return &launcher_local;         /* the field's table allows no other */
 }
 
 /* --- building and letting go --- */
@@ -457,6 +459,8 @@ static void settle(struct attempt *a)
     else if (n.want == WANT_CANCEL || n.want == WANT_KILL) { n.state = JOB_CANCELLED; if (!*reason || stopped) reason = n.want == WANT_KILL ? "killed" : "cancelled"; }
     else if (n.want == WANT_PAUSE && stopped) n.state = JOB_PAUSED;
     else if (n.want == WANT_REQUEUE && stopped) { n.state = JOB_QUEUED; n.queued_ms = now; n.not_before_ms = 0; }
+    else if (strcmp(reason, "cancelled_outside") == 0) n.state = JOB_CANCELLED;
+    else if (strcmp(reason, "preempted") == 0 || strcmp(reason, "requeued") == 0) { n.state = JOB_QUEUED; n.queued_ms = now; n.not_before_ms = now + d->set.backoff_ms; }     /* nothing was wrong with it */
     else if (strcmp(reason, "not_started") == 0) { n.state = JOB_QUEUED; n.queued_ms = now; }      /* nothing ran: no restart is spent */
     else if (exit_reason_retries(reason) && n.restarts < j->spec.max_restarts) {
         n.state = JOB_QUEUED;
@@ -548,7 +552,7 @@ void attempt_adopt(struct daemon *d, struct job *j)
     cJSON *row = NULL, *ids = NULL;
     const cJSON *id;
     struct attempt *a = attempt_new(d, j, j->row.attempt);
-    if (store_one(d->store, &row, &err, "SELECT nonce,pid,start_time,boot_id,last_seq,slots AS \"j:slots\",ended_ms,first_step,last_step,bad_frames,started_ms FROM attempts WHERE job=? AND n=?", "ii",
+    if (store_one(d->store, &row, &err, "SELECT nonce,pid,start_time,boot_id,last_seq,slots AS \"j:slots\",ended_ms,first_step,last_step,bad_frames,started_ms,slurm_job FROM attempts WHERE job=? AND n=?", "ii",
                   j->row.id, j->row.attempt) != OK || row == NULL || cJSON_IsRaw(json_get(row, "ended_ms"))) {
         attempt_free(a);            /* stopped while it waited */
         if (attempt_never(d, j, &err) != OK) log_line("error", "j%lld: %s", (long long)j->row.id, err.text);
@@ -592,6 +596,7 @@ void attempts_detach(struct daemon *d)
     for (struct job *j = d->jobs; j; j = j->next)
         if (j->attempt) { attempt_free(j->attempt); j->attempt = NULL; }
     launcher_local_stop();
+    launcher_slurm_stop(d);
 }
 
 /* --- to the store --- */
@@ -702,6 +707,14 @@ void attempt_live_json(struct attempt *a, cJSON *o)
     for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++) {
         double v;
         if (a->rank[0].latest && json_number(json_get(a->rank[0].latest, shown[i]), &v)) json_add_num(p, shown[i], v);
+    }
+    if (a->by->live_json) a->by->live_json(a, o);
+    char wait[240];
+    if (launcher_slurm_waits(a, wait, sizeof wait)) {
+        cJSON *w = cJSON_AddObjectToObject(o, "waiting");
+        json_add_str(w, "reason", "slurm");
+        json_add_str(w, "text", wait);
+        json_add_int(w, "position", 0);
     }
     cJSON_DeleteItemFromObjectCaseSensitive(o, "run_ms");
     json_add_int(o, "run_ms", a->j->row.run_ms + mono_ms() - a->begun_mono_ms);

@@ -155,7 +155,7 @@ int job_move(struct daemon *d, struct job *j, enum job_state to, const char *rea
 static bool wants_gpu(const struct daemon *d, const struct spec *s)
 {
     if (strcmp(s->device, "cuda") == 0) return true;
-    if (strcmp(s->device, "cpu") == 0) return false;
+    if (strcmp(s->device, "cpu") == 0 || strcmp(s->launcher, "local") != 0) return false;
     for (int i = 0; i < d->n_slots; i++) if (d->slots[i].gpu) return true;
     return false;
 }

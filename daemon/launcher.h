@@ -26,8 +26,12 @@ struct launcher {
     void (*drop)(struct attempt *a);                    /* lets go of the keeper, which goes on */
     void (*live_json)(struct attempt *a, cJSON *o);     /* what it knows besides, for watchers; NULL: nothing */
 };
-extern const struct launcher launcher_local;
+extern const struct launcher launcher_local, launcher_slurm;
 void launcher_local_stop(void);                         /* the daemon leaves */
+/* For a job that waits in Slurm's queue: true, and why. */
+bool launcher_slurm_waits(const struct attempt *a, char *text, size_t n);
+bool launcher_slurm_there(const char **missing);        /* sbatch, squeue and scancel are in PATH */
+void launcher_slurm_stop(struct daemon *d);             /* the daemon leaves */
 const struct launcher *launcher_of(const struct spec *s);
 
 struct rank_info {

@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 #include "api/file.h"
+#include "daemon/command.h"
 #include "daemon/daemon.h"
 
-enum { RUNNING = 2, QUEUED = 256, OUT_MAX = 4 << 20, ERR_MAX = 8192, DEVICES_MS = 5000, BAD_INPUT = 2 /* exit status of a worker's verb that refuses what it was given */ };
+enum { RUNNING = 2, QUEUED = 256, DEVICES_MS = 5000, BAD_INPUT = 2 /* exit status of a worker's verb that refuses what it was given */ };
 
 static const struct {
     const char *name;           /* in messages */
@@ -32,34 +33,22 @@ struct run {
     planner_done *done;
     void *arg;
     char *file;
-    uv_process_t process;
-    uv_pipe_t out, err;
-    uv_timer_t timer;
-    char *text; size_t len;
-    char complaint[ERR_MAX]; size_t n_complaint;
-    int open;                   /* handles not closed yet */
-    int64_t code; int signal;
-    bool exited, started, late, too_long;
-    char buf[65536];
+    struct command *command;
 };
 struct planner { struct run *running, *waiting; int n_running, n_waiting; int64_t serial; };
 
 static void start_next(struct daemon *d);
 
-/* What the worker wrote to stderr, fit to be shown: UTF-8, without its own name and the last line's end. */
-static const char *complaint(struct run *r)
+/* What the worker wrote to stderr, without its own name. */
+static const char *complaint(const struct run *r, const struct command_end *e)
 {
-    size_t bad, n = r->n_complaint, skip = strlen(questions[r->what].speaker);
-    char *text = r->complaint;
-    text[n] = '\0';
-    if (!utf8_valid(text, n, &bad)) text[n = bad] = '\0';
-    n = strlen(text);
-    while (n > 0 && text[n - 1] == '\n') text[--n] = '\0';
-    return strncmp(text, questions[r->what].speaker, skip) == 0 ? text + skip : text;
+    size_t skip = strlen(questions[r->what].speaker);
+    return strncmp(e->err, questions[r->what].speaker, skip) == 0 ? e->err + skip : e->err;
 }
 
-static void finish(struct run *r)
+static void finish(void *arg, const struct command_end *e)
 {
+    struct run *r = arg;
     struct planner *pl = r->d->planner;
     struct problems p = { 0 };
     struct error err = { 0 };
@@ -69,11 +58,11 @@ static void finish(struct run *r)
     while (*at && *at != r) at = &(*at)->next;
     if (*at) { *at = r->next; pl->n_running--; }
     (void)unlink(r->file);
-    if (r->late) rc = error_set(&err, E_TIMEOUT, "%s took longer than plan_timeout_ms=%lld", questions[r->what].name, (long long)r->d->set.plan_timeout_ms);
-    else if (r->too_long) rc = error_set(&err, E_INTERNAL, "%s is longer than %d bytes", questions[r->what].name, OUT_MAX);
+    if (e->late) rc = error_set(&err, E_TIMEOUT, "%s took longer than plan_timeout_ms=%lld", questions[r->what].name, (long long)r->d->set.plan_timeout_ms);
+    else if (e->too_long) rc = error_set(&err, E_INTERNAL, "%s is longer than %d bytes", questions[r->what].name, COMMAND_OUT_MAX);
     else {
         struct error why;
-        rc = json_parse(&json, r->text ? r->text : "", r->len, &json_limits_file, &why);
+        rc = json_parse(&json, e->out, e->n_out, &json_limits_file, &why);
         list = json_get(json, "problems");
         if (rc == OK && cJSON_IsArray(list) && cJSON_GetArraySize(list) > 0) {
             const cJSON *item;
@@ -82,73 +71,20 @@ static void finish(struct run *r)
                 problems_add(&p, pointer ? pointer : "", code ? code : "invalid", "%s", message ? message : "refused");
             }
             rc = E_INVALID;
-        } else if (r->what != ASK_PLAN && r->code == BAD_INPUT && r->signal == 0 && r->n_complaint > 0)      /* a plan lists its problems instead */
-            rc = error_set(&err, E_INVALID, "%.900s", complaint(r));
-        else if (rc != OK || r->code != 0 || r->signal != 0) {
-            const char *said = complaint(r);
-            rc = error_set(&err, E_INTERNAL, "ringmaster-worker %s failed (code %lld, signal %d): %.600s", questions[r->what].verb, (long long)r->code, r->signal, *said ? said : why.text);
+        } else if (r->what != ASK_PLAN && e->code == BAD_INPUT && e->signal == 0 && *e->err)      /* a plan lists its problems instead */
+            rc = error_set(&err, E_INVALID, "%.900s", complaint(r, e));
+        else if (rc != OK || e->code != 0 || e->signal != 0) {
+            const char *said = complaint(r, e);
+            rc = error_set(&err, E_INTERNAL, "ringmaster-worker %s failed (code %lld, signal %d): %.600s", questions[r->what].verb, (long long)e->code, e->signal, *said ? said : why.text);
         }
     }
-    if (r->done) r->done(r->arg, rc, r->text, &p, &err);
+    r->done(r->arg, rc, e->out, &p, &err);
     problems_release(&p);
     cJSON_Delete(json);
     struct daemon *d = r->d;
-    free(r->text);
     free(r->file);
     free(r);
     start_next(d);
-}
-
-static void on_closed(uv_handle_t *h)
-{
-    struct run *r = h->data;
-    if (--r->open == 0) finish(r);
-}
-
-static void close_once(struct run *r, void *handle) { (void)r; if (!uv_is_closing(handle)) uv_close(handle, on_closed); }
-
-static void maybe_close(struct run *r)
-{
-    if (!r->exited) return;
-    close_once(r, &r->timer);
-    close_once(r, &r->process);
-}
-
-static void on_exit_cb(uv_process_t *p, int64_t status, int sig)
-{
-    struct run *r = p->data;
-    r->exited = true;
-    r->code = status;
-    r->signal = sig;
-    maybe_close(r);
-}
-
-static void on_alloc(uv_handle_t *h, size_t want, uv_buf_t *b) { (void)want; struct run *r = h->data; *b = uv_buf_init(r->buf, sizeof r->buf); }
-
-static void on_out(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
-{
-    struct run *r = s->data;
-    if (n < 0) { close_once(r, s); return; }
-    if (s == (uv_stream_t *)&r->err) {
-        size_t room = ERR_MAX - 1 - r->n_complaint, take = (size_t)n < room ? (size_t)n : room;
-        memcpy(r->complaint + r->n_complaint, b->base, take);
-        r->n_complaint += take;
-        return;
-    }
-    if (r->len + (size_t)n > OUT_MAX) { r->too_long = true; return; }
-    r->text = xrealloc(r->text, r->len + (size_t)n + 1);
-    memcpy(r->text + r->len, b->base, (size_t)n);
-    r->len += (size_t)n;
-    r->text[r->len] = '\0';
-}
-
-static void on_late(uv_timer_t *t)
-{
-    struct run *r = t->data;
-    r->late = true;
-    (void)uv_process_kill(&r->process, SIGKILL);
-    close_once(r, &r->out);         /* a grandchild may hold them open */
-    close_once(r, &r->err);
 }
 
 static void start(struct run *r)
@@ -156,30 +92,10 @@ static void start(struct run *r)
     struct daemon *d = r->d;
     char *args[8] = { d->worker, (char *)questions[r->what].verb, r->file };
     for (int i = 0; questions[r->what].args[i]; i++) args[3 + i] = (char *)questions[r->what].args[i];
-    uv_pipe_t *pipes[2] = { &r->out, &r->err };
-    for (int i = 0; i < 2; i++) { (void)uv_pipe_init(d->loop, pipes[i], 0); pipes[i]->data = r; }
-    (void)uv_timer_init(d->loop, &r->timer);
-    r->timer.data = r->process.data = r;
-    uv_stdio_container_t io[3] = { { .flags = UV_IGNORE }, { .flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&r->out },
-                                   { .flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&r->err } };
-    uv_process_options_t o = { .exit_cb = on_exit_cb, .file = d->worker, .args = args, .stdio_count = 3, .stdio = io };
-    r->open = 4;
     r->next = d->planner->running;
     d->planner->running = r;
     d->planner->n_running++;
-    int e = uv_spawn(d->loop, &r->process, &o);
-    if (e != 0) {
-        r->n_complaint = (size_t)snprintf(r->complaint, ERR_MAX, "%s: %s", d->worker, uv_strerror(e));
-        r->exited = true;
-        r->code = 127;
-        close_once(r, &r->out);
-        close_once(r, &r->err);
-        maybe_close(r);
-        return;
-    }
-    (void)uv_read_start((uv_stream_t *)&r->out, on_alloc, on_out);
-    (void)uv_read_start((uv_stream_t *)&r->err, on_alloc, on_out);
-    (void)uv_timer_start(&r->timer, on_late, (uint64_t)d->set.plan_timeout_ms, 0);
+    r->command = command_run(d->loop, args, NULL, d->set.plan_timeout_ms, finish, r);
 }
 
 static void start_next(struct daemon *d)
@@ -222,9 +138,13 @@ int planner_start(struct daemon *d)
 
 void planner_stop(struct daemon *d)
 {
-    for (struct run *r = d->planner->running; r; r = r->next) {
-        r->done = NULL;
-        if (!r->exited) (void)uv_process_kill(&r->process, SIGKILL);
+    while (d->planner->running) {
+        struct run *r = d->planner->running;
+        d->planner->running = r->next;
+        command_forget(r->command, true);
+        (void)unlink(r->file);
+        free(r->file);
+        free(r);
     }
 }
 

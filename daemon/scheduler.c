@@ -7,6 +7,7 @@
 
 #include "daemon/attempt.h"
 #include "daemon/daemon.h"
+#include "daemon/launcher.h"
 #include "daemon/planner.h"
 
 void slots_init(struct daemon *d)
@@ -106,6 +107,28 @@ static void give_slots(struct daemon *d, const struct job *j)
     for (int i = 0; i < d->n_slots; i++) if (d->slots[i].job == j->row.id) d->slots[i].job = 0;
 }
 
+/* What cannot start now for a reason that stays would only fail again: say so instead of spinning. */
+static void start(struct daemon *d, struct job *j)
+{
+    struct error err;
+    if (attempt_start(d, j, &err) == OK) return;
+    give_slots(d, j);
+    wait_for(j, "store", "cannot start now: %.150s", err.text);
+    log_line("warning", "j%lld cannot start now: %s", (long long)j->row.id, err.text);
+    if (err.code == E_TIMEOUT || err.code == E_DISK_FULL) return;
+    struct job_row r = j->row;
+    r.state = JOB_STOPPING;
+    if (job_commit(d, j, &r, NULL, NULL, NULL) == OK) (void)job_move(d, j, JOB_FAILED, "start_failed", err.text, NULL);
+}
+
+static void start_elsewhere(struct daemon *d, struct job *j)
+{
+    int64_t n = 0;
+    for (struct job *o = d->jobs; o; o = o->next) n += o->attempt && !launcher_of(&o->spec)->slots;
+    if (n >= d->set.slurm_jobs) wait_for(j, "slurm", "%lld jobs are with Slurm already, as slurm_jobs allows", (long long)n);
+    else start(d, j);
+}
+
 void schedule(struct daemon *d)
 {
     struct job **q;
@@ -136,6 +159,10 @@ void schedule(struct daemon *d)
             wait_for(j, "backoff", "restart %lld in %lld s (after: %s)", (long long)j->row.restarts, (long long)((j->row.not_before_ms - now + 999) / 1000), j->row.reason);
             continue;
         }
+        if (!launcher_of(&j->spec)->slots) {        /* its devices are somebody else's to give */
+            start_elsewhere(d, j);
+            continue;
+        }
         if (j->spec.nproc_per_node > all) {
             wait_for(j, "impossible", "needs %lld %ss, this coordinator has %d", (long long)j->spec.nproc_per_node, kind, all);
             continue;
@@ -150,16 +177,7 @@ void schedule(struct daemon *d)
             continue;
         }
         (void)take_slots(d, j);
-        if (attempt_start(d, j, &err) != OK) {
-            give_slots(d, j);
-            wait_for(j, "store", "cannot start now: %.150s", err.text);
-            log_line("warning", "j%lld cannot start now: %s", (long long)j->row.id, err.text);
-            if (err.code != E_TIMEOUT && err.code != E_DISK_FULL) {     /* would only fail again: say so instead of spinning */
-                struct job_row r = j->row;
-                r.state = JOB_STOPPING;
-                if (job_commit(d, j, &r, NULL, NULL, NULL) == OK) (void)job_move(d, j, JOB_FAILED, "start_failed", err.text, NULL);
-            }
-        }
+        start(d, j);
     }
     free(q);
 }
@@ -184,6 +202,21 @@ cJSON *queue_json(struct daemon *d)
         (void)cJSON_AddItemToArray(list, o);
     }
     free(q);
+    for (struct job *j = d->jobs; j; j = j->next) {     /* behind ours: what waits in Slurm's queue */
+        char id[24], text[240];
+        if (j->attempt == NULL || !launcher_slurm_waits(j->attempt, text, sizeof text)) continue;
+        cJSON *o = cJSON_CreateObject();
+        (void)snprintf(id, sizeof id, "j%lld", (long long)j->row.id);
+        json_add_str(o, "id", id);
+        json_add_str(o, "name", j->row.name);
+        json_add_int(o, "position", ++n);
+        json_add_int(o, "priority", j->row.priority);
+        json_add_int(o, "ranks", j->spec.nproc_per_node);
+        json_add_str(o, "device", j->gpu ? "cuda" : "cpu");
+        json_add_str(o, "reason", "slurm");
+        json_add_str(o, "text", text);
+        (void)cJSON_AddItemToArray(list, o);
+    }
     return list;
 }
 

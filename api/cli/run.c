@@ -269,7 +269,10 @@ int verb_run(struct cli *c)
     const char *where = c->n_args ? c->args[0] : "spec";
     int rc = cli_spec_json(c, &json);
     if (rc != CLI_OK) return rc;
-    if (spec_from_json(&s, json, &p) != OK) {
+    int read = spec_from_json(&s, json, &p);
+    if (read == OK && strcmp(s.launcher, "local") != 0)
+        problems_add(&p, "/launcher", "unsupported", "run trains on this machine, without the daemon that knows Slurm; use submit, or --launcher local");
+    if (p.n > 0) {
         cJSON *list = problems_json(&p);
         rc = cli_print_problems(c, where, list);
         cJSON_Delete(list);

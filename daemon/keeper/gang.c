@@ -509,6 +509,7 @@ static void on_beat(uv_timer_t *t)
         if (!r->ready && r->cpu > 0.1) r->moved_ms = now_ms(k);     /* reading and cutting data may take an hour; it is no hang while it works */
     }
     server_beats(k);
+    if (k->mailbox) mailbox_tick(k);
 }
 
 /* --- the start --- */

@@ -59,6 +59,7 @@ struct keeper {
     char *dir, *spec_path, *job, *nonce, *resume;
     int attempt;
     bool foreground;
+    bool mailbox;                               /* files instead of the socket: the daemon may be on another machine */
 
     struct spec spec;
     char *rank_spec;                            /* the spec file the ranks read */
@@ -84,6 +85,7 @@ struct keeper {
     struct spool spool;
     int64_t acked;
     struct server *server;
+    int64_t beats, orders, saves;               /* mailbox: state files written, last order taken, checkpoints ordered so far */
 
     char *checkpoint; int64_t checkpoint_step;  /* newest complete one any rank told of */
     double loss, first_loss, tokens, tokens_s, tokens_per_s, comm_share;
@@ -111,6 +113,12 @@ void server_beats(struct keeper *k);
 void server_exit(struct keeper *k);             /* exit.json is on disk: tell everyone, after all records */
 bool server_all_told(const struct keeper *k);   /* nobody is attached, or all who are acknowledged the last record and were told the exit */
 void server_close(struct keeper *k);
+cJSON *server_hello_json(const struct keeper *k);
+cJSON *server_beats_json(struct keeper *k);      /* the list "ranks" of beats */
+void server_ack(struct keeper *k, int64_t seq); /* all that listen have committed up to here */
+
+/* mailbox.c */
+void mailbox_tick(struct keeper *k);            /* each second: takes new orders, says how it goes */
 
 /* record.c */
 cJSON *record_build(struct keeper *k);

@@ -17,10 +17,11 @@
 #include "daemon/keeper/keeper.h"
 
 static const char usage[] =
-    "usage: ringmaster-keeper --dir DIR --spec SPEC.json --job ID --attempt N --nonce HEX [--resume CHECKPOINT] [--foreground]\n"
+    "usage: ringmaster-keeper --dir DIR --spec SPEC.json --job ID --attempt N --nonce HEX [--resume CHECKPOINT] [--foreground|--mailbox]\n"
     "Runs one attempt of a job: spawns its ranks, keeps their records and output in DIR, ends them together, writes DIR/exit.json.\n"
     "  --resume CHECKPOINT  goes on from this folder, whatever the spec says\n"
     "  --foreground         stays tied to its parent: stops with a checkpoint when that dies; errors go to the terminal\n"
+    "  --mailbox            reports and takes orders through files in DIR, for a daemon on another machine\n"
     "Not meant to be run by hand: `ringmaster run SPEC.json` and ringmasterd do.\n";
 
 /* Runs inside the child, before the worker: whatever ends the keeper ends the rank. */
@@ -48,6 +49,7 @@ static bool take_args(struct keeper *k, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         bool found = false;
         if (strcmp(argv[i], "--foreground") == 0) { k->foreground = true; continue; }
+        if (strcmp(argv[i], "--mailbox") == 0) { k->mailbox = true; continue; }
         if (i + 1 == argc) return false;
         if (strcmp(argv[i], "--attempt") == 0) {
             k->attempt = atoi(argv[++i]);

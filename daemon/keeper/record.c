@@ -168,6 +168,7 @@ cJSON *record_build(struct keeper *k)
         bool killed = false;
         for (int i = 0; i < k->world; i++) killed |= k->ranks[i].killed;
         if (k->limit_hit) reason = "time_limit";
+        else if (strcmp(k->stop_reason, "slurm_time_limit") == 0) reason = "slurm_time_limit";
         else state = reason = paused(k) ? "paused" : "cancelled";
         if (killed && strcmp(k->stop_mode, "kill") != 0)
             (void)snprintf(detail, sizeof detail, "ranks did not leave within grace_ms %lld and were killed", (long long)k->spec.grace_ms);

@@ -27,7 +27,7 @@ struct client {
     struct client *next;
 };
 
-struct server { uv_pipe_t listener; struct client *clients; int n; int dirfd; };
+struct server { uv_pipe_t listener; struct client *clients; int n; int dirfd; bool listening; };
 
 static char chunk[65536];
 
@@ -101,7 +101,7 @@ static void pump(struct client *c)
     }
 }
 
-static cJSON *hello(const struct keeper *k)
+cJSON *server_hello_json(const struct keeper *k)
 {
     char boot[37];
     struct process_info self = { 0 };
@@ -141,6 +141,11 @@ static void refuse(struct client *c, const char *code, const char *text)
     drop(c);
 }
 
+void server_ack(struct keeper *k, int64_t seq)
+{
+    if (seq > k->acked) spool_ack(&k->spool, k->acked = seq);
+}
+
 static void on_message(void *arg, cJSON *m)
 {
     struct client *c = arg;
@@ -161,7 +166,7 @@ static void on_message(void *arg, cJSON *m)
         int64_t least = INT64_MAX;          /* what any attached client has yet to confirm stays */
         for (struct client *o = k->server->clients; o; o = o->next)
             if (o->attached && o->acked < least) least = o->acked;
-        if (least > k->acked) spool_ack(&k->spool, k->acked = least);
+        server_ack(k, least);
     } else if (strcmp(t, "stop") == 0) gang_stop(k, mode ? mode : "checkpoint", json_str(m, "reason"));
     else if (strcmp(t, "checkpoint") == 0) gang_checkpoint(k);
 }
@@ -203,13 +208,14 @@ static void on_connection(uv_stream_t *listener, int status)
     if (uv_accept(listener, (uv_stream_t *)&c->pipe) < 0 || k->server->n > CLIENTS_MAX) { drop(c); return; }
     if (!same_user(&c->pipe)) { refuse(c, "wrong_user", "only the user who runs this keeper may talk to it"); return; }
     (void)uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read);
-    send_message(c, hello(k));
+    send_message(c, server_hello_json(k));
 }
 
 int server_start(struct keeper *k, struct error *err)
 {
     char path[64];
     struct server *s = k->server = xcalloc(1, sizeof *s);
+    if (k->mailbox) return OK;          /* its reader may be on another machine: files instead (mailbox.c) */
     int rc = message_socket_path(path, &s->dirfd, k->dir, err);
     if (rc != OK) return rc;
     (void)unlink(path);
@@ -219,6 +225,7 @@ int server_start(struct keeper *k, struct error *err)
     int e = uv_pipe_bind(&s->listener, path);
     (void)umask(old);
     if (e == 0) e = uv_listen((uv_stream_t *)&s->listener, 16, on_connection);
+    s->listening = true;
     return e == 0 ? OK : error_set(err, E_IO, "listen on %s/keeper.sock: %s", k->dir, uv_strerror(e));
 }
 
@@ -232,15 +239,9 @@ void server_records(struct keeper *k)
 
 void server_exit(struct keeper *k) { server_records(k); }
 
-void server_beats(struct keeper *k)
+cJSON *server_beats_json(struct keeper *k)
 {
-    bool any = false;
-    for (struct client *c = k->server->clients; c; c = c->next) any |= c->attached && !c->sending && c->offset == k->spool.end;
-    if (!any || k->phase >= KEEPER_PUBLISHING) return;
-    cJSON *m = cJSON_CreateObject(), *ranks;
-    json_add_str(m, "t", "beats");
-    json_add_int(m, "ms", wall_ms());
-    ranks = cJSON_AddArrayToObject(m, "ranks");
+    cJSON *ranks = cJSON_CreateArray();
     for (int i = 0; i < k->world; i++) {
         const struct rank *r = &k->ranks[i];
         struct process_info p = { 0 };
@@ -259,6 +260,18 @@ void server_beats(struct keeper *k)
         json_add_int(o, "log_dropped_bytes", r->log.dropped_bytes);
         (void)cJSON_AddItemToArray(ranks, o);
     }
+    return ranks;
+}
+
+void server_beats(struct keeper *k)
+{
+    bool any = false;
+    for (struct client *c = k->server->clients; c; c = c->next) any |= c->attached && !c->sending && c->offset == k->spool.end;
+    if (!any || k->phase >= KEEPER_PUBLISHING) return;
+    cJSON *m = cJSON_CreateObject();
+    json_add_str(m, "t", "beats");
+    json_add_int(m, "ms", wall_ms());
+    (void)cJSON_AddItemToObject(m, "ranks", server_beats_json(k));
     json_add_int(m, "spool_dropped", k->spool.dropped);
     for (struct client *c = k->server->clients; c; c = c->next)
         if (c->attached && !c->closing && !c->sending && c->offset == k->spool.end) send_message(c, cJSON_Duplicate(m, true));
@@ -275,6 +288,7 @@ bool server_all_told(const struct keeper *k)
 void server_close(struct keeper *k)
 {
     char path[64];
+    if (!k->server->listening) return;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d/keeper.sock", k->server->dirfd);
     (void)unlink(path);
     uv_close((uv_handle_t *)&k->server->listener, NULL);
