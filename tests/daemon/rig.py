@@ -108,8 +108,10 @@ class Daemon:
     def job(self, id):
         return self.get("/v1/jobs/" + id)
 
-    def until(self, id, *states, limit=30):
-        end = time.monotonic() + limit
+    patience = 30       # s
+
+    def until(self, id, *states, limit=0):
+        end = time.monotonic() + (limit or self.patience)
         while True:
             j = self.job(id)
             if j["state"] in states:
@@ -118,8 +120,8 @@ class Daemon:
             assert j["state"] not in FINAL, f"{id} ended {j['state']} ({j['reason']}: {j['detail']}), wanted {states}\n" + self.log_text()
             time.sleep(0.03)
 
-    def until_step(self, id, step, limit=30):
-        end = time.monotonic() + limit
+    def until_step(self, id, step, limit=0):
+        end = time.monotonic() + (limit or self.patience)
         while (self.job(id)["step"] or 0) < step:
             assert time.monotonic() < end, "step not reached\n" + self.log_text()
             time.sleep(0.03)

@@ -5,10 +5,13 @@ import json, os, shutil, signal, subprocess, sys, tempfile, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "slurm"))
 from cluster import Cluster
-from rig import BUILD, FINAL, HERE, ROOT, Skip, main
+from rig import BUILD, HERE, ROOT, Daemon, Skip, main
 
 WORKER = BUILD
-FAST = {"slurm_poll_ms": 200, "slurm_settle_ms": 1500, "slurm_timeout_ms": 1500}
+Daemon.patience = 90        # each poll starts a Python; the machine may be busy
+# Programs of the stand-in take seconds to start on a busy machine: only tests of what hangs have a short patience.
+FAST = {"slurm_poll_ms": 400, "slurm_settle_ms": 2000, "slurm_timeout_ms": 15000}
+HASTY = {**FAST, "slurm_timeout_ms": 2000}
 
 
 class Standin:
@@ -39,8 +42,8 @@ class Standin:
         return sorted(out, key=lambda j: j["id"])
 
 
-def started(new, s, steps=60, **kw):
-    d = new(env=s.env, step_s=0.05, **FAST)
+def started(new, s, steps=60, flags=FAST, **kw):
+    d = new(env=s.env, step_s=0.05, **flags)
     id = d.submit(launcher="slurm", max_steps=steps, **kw)
     return d, id
 
@@ -59,7 +62,7 @@ def once(d, id, steps, ranks=2):
         assert d.steps(id, rank=r) == list(range(1, steps + 1)), (r, d.steps(id, rank=r))
 
 
-def wait(test, what, limit=20):
+def wait(test, what, limit=60):
     end = time.monotonic() + limit
     while not test():
         assert time.monotonic() < end, what() if callable(what) else what
@@ -189,7 +192,7 @@ def dies_after_sbatch(new, keep_waiting):
         id = d.submit(launcher="slurm", max_steps=40)
     except (OSError, Exception):
         id = "j1"
-    d.p.wait(20)
+    d.p.wait(60)
     d.p.stdout.close()
     assert len(s.jobs()) == 1
     d.start()
@@ -216,7 +219,7 @@ def test_F4_dies_before_sbatch(new):
         d.submit(launcher="slurm", max_steps=5)
     except Exception:
         pass
-    d.p.wait(20)
+    d.p.wait(60)
     d.p.stdout.close()
     d.start()
     j = d.until("j1", "succeeded")
@@ -226,7 +229,7 @@ def test_F4_dies_before_sbatch(new):
 def test_the_answer_of_sbatch_is_lost(new):
     for how in ("lost", "late"):            # it dies, or hangs, after it submitted
         s = Standin(sbatch=how)
-        d, id = started(new, s, steps=30)
+        d, id = started(new, s, steps=30, flags=HASTY)
         j = d.until(id, "succeeded")
         assert len(s.jobs()) == 1 and j["attempt"] == 1, s.jobs()
         once(d, id, 30)
@@ -235,7 +238,7 @@ def test_the_answer_of_sbatch_is_lost(new):
 def test_sbatch_cannot_reach_slurm_for_a_while(new):
     for how in ("unreachable", "garbage", "hang"):
         s = Standin(sbatch=how)
-        d, id = started(new, s, steps=5)
+        d, id = started(new, s, steps=5, flags=HASTY)
         wait(lambda: "sbatch" in d.job(id).get("waiting", {}).get("text", ""), lambda: d.job(id))
         s.set(sbatch=None)
         j = d.until(id, "succeeded")
@@ -276,43 +279,43 @@ def test_ends_while_the_daemon_is_down_and_slurm_has_forgotten_it(new):
 
 # --- F56: Slurm does not answer, or not sensibly: never a verdict
 
-def while_squeue_is(new, how, seconds):
+def while_squeue_is(new, how):
     s = Standin()
-    d, id = started(new, s, steps=100)
+    d, id = started(new, s, steps=300, flags=HASTY)
     d.until_step(id, 3)
     s.set(squeue=how, sacct=how)
-    time.sleep(seconds)
+    wait(lambda: d.job(id)["slurm"]["state"] == "unknown", lambda: d.job(id))
+    time.sleep(2)
     j = d.job(id)
-    assert j["state"] == "running" and j["slurm"]["state"] == "unknown", j
-    assert j["slurm"]["trouble"], j
+    assert j["state"] == "running" and j["slurm"]["trouble"], j
     began = time.monotonic()
     d.get("/v1/jobs")
     assert time.monotonic() - began < 1, "the coordinator waits for nobody"
     s.set(squeue=None, sacct=None)
     d.until(id, "succeeded")
-    once(d, id, 100)
+    once(d, id, 300)
     assert len(s.jobs()) == 1
 
 
 def test_F56_slurmctld_is_down(new):
-    while_squeue_is(new, "unreachable", 3)
+    while_squeue_is(new, "unreachable")
 
 
 def test_F56_squeue_hangs(new):
-    while_squeue_is(new, "hang", 3)
+    while_squeue_is(new, "hang")
 
 
 def test_F56_squeue_writes_garbage(new):
-    while_squeue_is(new, "garbage", 3)
+    while_squeue_is(new, "garbage")
 
 
 def test_F56_squeue_writes_without_end(new):
-    while_squeue_is(new, "huge", 3)
+    while_squeue_is(new, "huge")
 
 
 def test_F56_down_while_it_waits(new):
     s = Standin(hold=True)
-    d, id = started(new, s, steps=5)
+    d, id = started(new, s, steps=5, flags=HASTY)
     wait(lambda: s.jobs(), "not submitted")
     s.set(squeue="hang")
     wait(lambda: "does not answer" in d.job(id).get("waiting", {}).get("text", ""), lambda: d.job(id))
@@ -547,4 +550,4 @@ if __name__ == "__main__":
     kind = sys.argv[1] if len(sys.argv) == 2 and sys.argv[1] in ("stand-in", "real") else None
     if kind:
         del sys.argv[1]
-    main({n: f for n, f in globals().items() if kind is None or n.startswith("test_real_") == (kind == "real")}, workers=8)
+    main({n: f for n, f in globals().items() if kind is None or n.startswith("test_real_") == (kind == "real")}, workers=6)

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -S -E
 """Stands in for Slurm's programs, under whichever name it is called: sbatch squeue sacct scancel srun, and for tests requeue, node_fail, preempt,
 timeout. One node, jobs run at once. Standard library only.
 
