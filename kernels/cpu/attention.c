@@ -34,16 +34,17 @@ static int attn_delta(struct stream *s, enum dtype dt, enum dtype dto, void *del
     #pragma omp parallel for schedule(static) num_threads(cpu_threads(blocks_of(T * H * D, 8 * BLOCK)))
     for (int64_t t = 0; t < T; t++) {
         for (int64_t h = 0; h < H; h++) {
-            float t0[BLOCK], t1[BLOCK], total = 0.0f;
+            float t0[BLOCK], t1[BLOCK];
+            double total = 0.0;                         /* backward subtracts it from a sum of the same size */
             for (int64_t d0 = 0; d0 < D; d0 += BLOCK) {
                 int64_t len = min64(BLOCK, D - d0), at = (t * H + h) * D + d0;
                 const float *a = block_in(dt, t0, dout, at, len), *b = block_in(dto, t1, o, at, len);
-                float sum = 0.0f;
+                double sum = 0.0;
                 #pragma omp simd reduction(+:sum)
-                for (int64_t d = 0; d < len; d++) sum += a[d] * b[d];
+                for (int64_t d = 0; d < len; d++) sum += (double)a[d] * (double)b[d];
                 total += sum;
             }
-            out[h * T + t] = total;
+            out[h * T + t] = (float)total;
         }
     }
     return OK;

@@ -178,7 +178,7 @@ static inline float softmax_row(float *s, float scale, float *m, vf *l)
     float fix = old == up ? 1.0f : exp_f32(old - up);
     vf sum = *l * SPLAT(fix);
     for (int c = 0; c < KEYS / VL; c++) {
-        v[c] = exp_lanes(v[c] * SPLAT(scale) - SPLAT(up));
+        v[c] = exp_lanes(v[c], SPLAT(scale), SPLAT(up));
         sum += v[c];
     }
     *m = up;
@@ -328,11 +328,10 @@ static void probabilities(struct scratch *b, const struct problem *x, int64_t t0
             hide(ps, w->lo[r], w->hi[r], -INFINITY);
             hide(ds, w->lo[r], w->hi[r], 0.0f);
         }
-        #pragma omp simd
-        for (int j = 0; j < KEYS; j++) {
-            float e = exp_f32(ps[j] * scale - lse);
-            ps[j] = e;
-            ds[j] = e * (ds[j] - delta) * scale;
+        vf *pv = (vf *)(void *)ps, *dv = (vf *)(void *)ds;
+        for (int c = 0; c < KEYS / VL; c++) {
+            pv[c] = exp_lanes(pv[c], SPLAT(scale), SPLAT(lse));
+            dv[c] = pv[c] * (dv[c] - SPLAT(delta)) * SPLAT(scale);
         }
     }
 }

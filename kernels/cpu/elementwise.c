@@ -3,7 +3,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/random.h"
 
-enum { COLUMNS = 64 };                                  /* columns one thread sums: whole cache lines */
+enum { COLUMNS = 64, CHAIN = 16 };                      /* columns one thread sums: whole cache lines; rows summed in f32 before f64 takes over */
 
 static bool is_act(enum dtype dt) { return dt == DT_F32 || dt == DT_BF16; }
 static bool is_real(enum dtype dt) { return is_act(dt) || dt == DT_F64; }
@@ -71,9 +71,9 @@ static int bias_bwd(struct stream *s, enum dtype dt, float *db, const void *dy, 
         int64_t c0 = p * COLUMNS, cn = min64(COLUMNS, C - c0);
         float tmp[COLUMNS];
         double total[COLUMNS] = { 0 };
-        for (int64_t n0 = 0; n0 < N; n0 += 128) {       /* f32 within 128 rows, f64 across: long columns stay accurate */
+        for (int64_t n0 = 0; n0 < N; n0 += CHAIN) {     /* rows cancel (those of a key's bias nearly all): no long f32 chains */
             float sum[COLUMNS] = { 0 };
-            for (int64_t n = n0; n < min64(N, n0 + 128); n++) {
+            for (int64_t n = n0; n < min64(N, n0 + CHAIN); n++) {
                 const float *g = block_in(dt, tmp, dy, n * C + c0, cn);
                 #pragma omp simd
                 for (int64_t c = 0; c < cn; c++) sum[c] += g[c];
@@ -112,9 +112,9 @@ static int col_dot(struct stream *s, enum dtype dt, float *out, const void *a, c
         int64_t c0 = p * COLUMNS, cn = min64(COLUMNS, C - c0);
         float ta[COLUMNS], tb[COLUMNS];
         double total[COLUMNS] = { 0 };
-        for (int64_t n0 = 0; n0 < N; n0 += 128) {       /* as in bias_bwd */
+        for (int64_t n0 = 0; n0 < N; n0 += CHAIN) {     /* as in bias_bwd */
             float sum[COLUMNS] = { 0 };
-            for (int64_t n = n0; n < min64(N, n0 + 128); n++) {
+            for (int64_t n = n0; n < min64(N, n0 + CHAIN); n++) {
                 const float *x = block_in(dt, ta, a, n * C + c0, cn), *y = block_in(dt, tb, b, n * C + c0, cn);
                 #pragma omp simd
                 for (int64_t i = 0; i < cn; i++) sum[i] += x[i] * y[i];

@@ -62,12 +62,14 @@ static inline float sum_of(vf v)
     return sum;
 }
 
-/* exp_f32() by lanes, for x <= 0. */
-static inline vf exp_lanes(vf x)
+/* exp_f32(x scale - m) by lanes, for x scale <= m (up to rounding). What is left after n ln2 comes from the parts, not from their rounded difference, which
+ * would cost the digits that m has before the point: m + n ln2_hi is exact as long as it is no larger than m, and the one rounding is at the size of r. */
+static inline vf exp_lanes(vf x, vf scale, vf m)
 {
     const vf round = SPLAT(12582912.0f), one = SPLAT(1.0f);
-    vf t = max_lanes(SPLAT(-88.0f), x);
-    vf shifted = t * SPLAT(1.44269504088896341f) + round, n = shifted - round, r = t - n * SPLAT(0.693359375f), p = SPLAT(1.9875691500e-4f);
+    vf t = max_lanes(SPLAT(-88.0f), x * scale - m);
+    vf shifted = t * SPLAT(1.44269504088896341f) + round, n = shifted - round, r = max_lanes(SPLAT(-1.0f), x * scale - (m + n * SPLAT(0.693359375f)));
+    vf p = SPLAT(1.9875691500e-4f);
     r = r - n * SPLAT(-2.12194440e-4f);
     p = p * r + SPLAT(1.3981999507e-3f);
     p = p * r + SPLAT(8.3334519073e-3f);
@@ -83,13 +85,7 @@ static inline vf exp_lanes(vf x)
 #define EACH_ROW(X) X(0) X(1) X(2) X(3) X(4) X(5)
 #define C_AT(r, v) (*(vf_any *)(c + r * ldc + v * VL))
 #define TAKE(r) \
-    vf c##r##0 = SPLAT(0.0f), c##r##1 = c##r##0, c##r##2 = c##r##0, c##r##3 = c##r##0; \
-    if (accumulate) { \
-        c##r##0 = C_AT(r, 0); \
-        if (nv > 1) c##r##1 = C_AT(r, 1); \
-        if (nv > 2) c##r##2 = C_AT(r, 2); \
-        if (nv > 3) c##r##3 = C_AT(r, 3); \
-    }
+    vf c##r##0 = SPLAT(0.0f), c##r##1 = c##r##0, c##r##2 = c##r##0, c##r##3 = c##r##0;
 #define STEP(r) \
     { \
         float ar = ak[r * ars]; \
@@ -99,7 +95,14 @@ static inline vf exp_lanes(vf x)
         if (nv > 2) c##r##2 += av * b2; \
         if (nv > 3) c##r##3 += av * b3; \
     }
+/* The old value comes in last: a sum over many calls is then a sum of short sums, which keeps more digits than one long chain. */
 #define GIVE(r) \
+    if (accumulate) { \
+        c##r##0 += C_AT(r, 0); \
+        if (nv > 1) c##r##1 += C_AT(r, 1); \
+        if (nv > 2) c##r##2 += C_AT(r, 2); \
+        if (nv > 3) c##r##3 += C_AT(r, 3); \
+    } \
     C_AT(r, 0) = c##r##0; \
     if (nv > 1) C_AT(r, 1) = c##r##1; \
     if (nv > 2) C_AT(r, 2) = c##r##2; \

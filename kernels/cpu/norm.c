@@ -85,10 +85,15 @@ static int rmsnorm_bwd(struct stream *s, enum dtype dt, void *dx, bool add, floa
         for (int64_t n = p * rows; n < min64(N, (p + 1) * rows); n++) row_bwd(dt, dx, add, part, dy, x, w, rstd[n], n * C, C);
     }
     if (!dw) return OK;
-    for (int64_t p = 0; p < parts; p++) {
-        const float *part = (const float *)ws + p * C;
-        #pragma omp simd
-        for (int64_t c = 0; c < C; c++) dw[c] += part[c];
+    for (int64_t c0 = 0; c0 < C; c0 += BLOCK) {
+        int64_t cn = min64(BLOCK, C - c0);
+        double sum[BLOCK] = { 0 };
+        for (int64_t p = 0; p < parts; p++) {
+            const float *part = (const float *)ws + p * C + c0;
+            #pragma omp simd
+            for (int64_t c = 0; c < cn; c++) sum[c] += (double)part[c];
+        }
+        for (int64_t c = 0; c < cn; c++) dw[c0 + c] = (float)((double)dw[c0 + c] + sum[c]);
     }
     return OK;
 }

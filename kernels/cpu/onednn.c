@@ -5,6 +5,7 @@
 #include <dnnl.h>
 #include <omp.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
@@ -15,9 +16,30 @@ static void use_our_threads(void)
     if (omp_get_max_threads() != threads) omp_set_num_threads(threads);
 }
 
+/* oneDNN sums x W^T of fewer than 16 rows in another order than of more. A token's result must not depend on how many a rank has, so few rows are made
+ * 16 with zeros. One row alone (generation) keeps its fast way. */
+enum { FEW_ROWS = 16, FEW_COLUMNS = 512 };
+
+static int few_rows(const struct product *p, float *c, const float *a, const float *b)
+{
+    float t[FEW_ROWS * FEW_COLUMNS] = { 0 }, *rows = xcalloc((unsigned long)(FEW_ROWS * p->K), sizeof *rows);
+    int rc = 0;
+    for (int64_t m = 0; m < p->M; m++) memcpy(rows + m * p->K, a + m * p->lda, (size_t)p->K * sizeof *rows);
+    for (int64_t n = 0; n < p->N && rc == 0; n += FEW_COLUMNS) {
+        int64_t N = p->N - n < FEW_COLUMNS ? p->N - n : FEW_COLUMNS;
+        size_t bytes = (size_t)N * sizeof *c;
+        for (int64_t m = 0; m < p->M && p->beta != 0.0f; m++) memcpy(t + m * N, c + m * p->ldc + n, bytes);
+        rc = (int)dnnl_sgemm('N', 'T', FEW_ROWS, N, p->K, p->alpha, rows, p->K, b + n * p->ldb, p->ldb, p->beta, t, N);
+        for (int64_t m = 0; m < p->M && rc == 0; m++) memcpy(c + m * p->ldc + n, t + m * N, bytes);
+    }
+    free(rows);
+    return rc;
+}
+
 int onednn_sgemm(const struct product *p, float *c, const float *a, const float *b)
 {
     use_our_threads();
+    if (!p->ta && p->tb && p->M > 1 && p->M < FEW_ROWS) return few_rows(p, c, a, b);
     return (int)dnnl_sgemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->M, p->N, p->K, p->alpha, a, p->lda, b, p->ldb, p->beta, c, p->ldc);
 }
 

@@ -52,6 +52,28 @@ START_TEST(bf16_in_hardware)
 }
 END_TEST
 
+/* A row's product has the same bits whatever the number of rows (2 or more): what a token gives does not depend on how many a rank holds. */
+START_TEST(few_rows_are_like_many)
+{
+    const struct kernel_ops *ops = kernel_ops_cpu();
+    struct stream *s = new_stream(ops);
+    static const int64_t widths[] = { 3, 16, 130, 600 };
+    struct rng r = { 5 };
+    enum { M = 64 };
+    for (int i = 0; i < 32; i++) {
+        int64_t N = widths[i & 3], K = widths[i >> 2 & 3], rows = 2 + (i * 5) % 20;
+        float alpha = i & 16 ? 0.7f : 1.0f, beta = i & 16 ? 1.0f : 0.0f;
+        float *a = tensor(DT_F32, M * K, 1, &r), *b = tensor(DT_F32, N * K, 1, &r), *many = tensor(DT_F32, M * N, 1, &r), *few = xmalloc(M * N * 4);
+        memcpy(few, many, (size_t)(M * N) * 4);
+        ck_assert_int_eq(ops->matmul(s, DT_F32, many, N, DT_F32, a, K, false, DT_F32, b, K, true, M, N, K, alpha, beta, NULL, 0), OK);
+        ck_assert_int_eq(ops->matmul(s, DT_F32, few, N, DT_F32, a, K, false, DT_F32, b, K, true, rows, N, K, alpha, beta, NULL, 0), OK);
+        ck_assert_msg(memcmp(many, few, (size_t)(rows * N) * 4) == 0, "N %lld K %lld, %lld rows of %d", (long long)N, (long long)K, (long long)rows, M);
+        free(a); free(b); free(many); free(few);
+    }
+    ops->stream_free(s);
+}
+END_TEST
+
 START_TEST(nothing_and_refusals)
 {
     const struct kernel_ops *ops = kernel_ops_cpu();
@@ -71,6 +93,7 @@ static void add_tests(TCase *tc)
     tcase_add_test(tc, bf16_to_f32_sums);
     tcase_add_test(tc, bf16_to_bf16);
     tcase_add_test(tc, bf16_in_hardware);
+    tcase_add_test(tc, few_rows_are_like_many);
     tcase_add_test(tc, nothing_and_refusals);
 }
 

@@ -335,5 +335,6 @@ char *model_config_text(const struct model_config *c, enum dtype dt, bool tied)
 
 enum dtype spec_dtype(const struct spec *spec)
 {
-    return spec->torch_dtype && strcmp(spec->torch_dtype, "float32") == 0 ? DT_F32 : DT_BF16;
+    const char *name = spec->torch_dtype ? spec->torch_dtype : "bfloat16";
+    return strcmp(name, "float32") == 0 ? DT_F32 : strcmp(name, "float64") == 0 ? DT_F64 : DT_BF16;     /* float64: tests alone; a spec cannot say it */
 }

@@ -192,7 +192,7 @@ static void take_o(struct arena *a, const struct model *m, struct attn_kept *k, 
     attn_kept_shape(m->layers[i < 0 ? 0 : i].attn, &Tr, &hq, &hk);
     if (!one_o(m)) *out = k->o = take(a, m, MEM_ACTIVATIONS, m->c->H * m->c->D, "attn.out", i);
     if (m->mesh->U > 1) k->o = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hq, m->c->D, 0, "layers.%lld.attn.o", (long long)i);
-    k->lse = arena_take(a, MEM_ACTIVATIONS, DT_F32, hq, Tr, 0, 0, "layers.%lld.attn.lse", (long long)i);
+    k->lse = arena_take(a, MEM_ACTIVATIONS, m->dt == DT_F64 ? DT_F64 : DT_F32, hq, Tr, 0, 0, "layers.%lld.attn.lse", (long long)i);
 }
 
 static void layout_kept(struct model *m, struct layer *l, int64_t i, struct arena *a)

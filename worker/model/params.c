@@ -329,7 +329,7 @@ int params_build(struct model *m, struct arena *device, struct arena *shared, st
     }
     m->cap_params = c->L * (7 * 5 + 4) + 3;
     p->v = xcalloc((unsigned long)m->cap_params, sizeof *p->v);
-    p->dt = m->lora ? DT_F32 : m->dt;           /* see linear.c */
+    p->dt = m->lora && m->dt != DT_F64 ? DT_F32 : m->dt;        /* see linear.c */
 
     /* With a tied head the two are one tensor, unless an adapter trains one of them whole: then each has its own. */
     bool untie = c->tied && m->lora && (targets_saved(t, "model.embed_tokens") || targets_saved(t, "lm_head"));
