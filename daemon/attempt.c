@@ -417,19 +417,29 @@ static bool take_older(void *arg, struct store_row *r)
     return false;
 }
 
-/* A checkpoint from which two attempts in a row came no step further is taken for bad: the next start uses the one before it, or what
- * the spec said. */
-static void doubt_checkpoint(struct attempt *a, struct job_row *n)
+/* A checkpoint from which two attempts came no step further is bad (BAD_CHECKPOINT counts them): the next start uses the newest before it
+ * that is not, or what the spec said. An attempt that says nothing about the checkpoint does not count. */
+static void doubt_checkpoint(struct attempt *a, struct job_row *n, const char *reason)
 {
     struct store *s = a->d->store;
-    if (!n->checkpoint[0] || a->last_step > n->checkpoint_step) return;
-    int64_t same = store_int(s, 0, "SELECT count(*) FROM attempts WHERE job=? AND n>=? AND resumed_from=?", "iis", n->id, a->n - 1, n->checkpoint);
-    if (same < 2) return;
-    log_line("warning", "j%lld: two attempts came no further than checkpoint %s; an older one is used", (long long)n->id, n->checkpoint);
-    int64_t step = n->checkpoint_step;
+    struct error err;
+    if (!n->checkpoint[0] || a->last_step > n->checkpoint_step || strcmp(reason, "lost") == 0 || strcmp(reason, "spawn_failed") == 0) return;
+    int64_t step = n->checkpoint_step, failed = store_int(s, 0, "SELECT " BAD_CHECKPOINT "+(SELECT count(*) FROM attempts WHERE job=?1 AND n=?2 AND resumed_from=path) FROM checkpoints WHERE job=?1 AND step=?3",
+                                                          "iii", n->id, a->n, step);
+    if (failed < BAD_AFTER) return;
+    cJSON *o = cJSON_CreateObject();
+    char *text = xasprintf("two attempts came no further than checkpoint %s; ", n->checkpoint), *whole;
     n->checkpoint[0] = '\0';
     n->checkpoint_step = 0;
-    (void)store_each(s, take_older, n, NULL, "SELECT path,step FROM checkpoints WHERE job=? AND step<? ORDER BY step DESC LIMIT 1", "ii", n->id, step);
+    (void)store_each(s, take_older, n, NULL, "SELECT path,step FROM checkpoints WHERE job=? AND step<? AND " BAD_CHECKPOINT "<? ORDER BY step DESC LIMIT 1", "iii", n->id, step, (int64_t)BAD_AFTER);
+    whole = n->checkpoint[0] ? xasprintf("%sthe next starts from %s", text, n->checkpoint) : xasprintf("%sthere is no older one: the next starts as the first did", text);
+    log_line("warning", "j%lld: %s", (long long)n->id, whole);
+    json_add_str(o, "code", "bad_checkpoint");
+    json_add_str(o, "text", whole);
+    (void)event_add_seq(a->d, n->id, a->n, 0, wall_ms(), "event", "warning", o, &err);
+    cJSON_Delete(o);
+    free(whole);
+    free(text);
 }
 
 /* STOPPING to where the exit record and the wish together lead. */
@@ -467,7 +477,7 @@ static void settle(struct attempt *a)
         n.queued_ms = now;
         n.not_before_ms = now + (d->set.backoff_ms << (n.restarts < 6 ? n.restarts : 6));
         n.restarts++;
-        doubt_checkpoint(a, &n);
+        doubt_checkpoint(a, &n, reason);
     } else n.state = JOB_FAILED;
     if (n.state == JOB_QUEUED || n.state == JOB_PAUSED) n.want = WANT_RUN;
     (void)snprintf(n.reason, sizeof n.reason, "%s", reason);

@@ -30,4 +30,9 @@ const char *attempt_metrics_event(struct job *j, int64_t *seen);
 int64_t attempt_version(const struct attempt *a);                 /* changes with every figure */
 double attempt_figure(const struct attempt *a, int rank, const char *name);
 
+/* Of a row of checkpoints: how many attempts started from it and came no step further, by what may be the checkpoint's fault. */
+enum { BAD_AFTER = 2 };
+#define BAD_CHECKPOINT "(SELECT count(*) FROM attempts WHERE attempts.job=checkpoints.job AND attempts.n>checkpoints.attempt AND resumed_from=checkpoints.path" \
+    " AND attempts.state='failed' AND attempts.reason NOT IN ('lost','not_started','spawn_failed') AND ifnull(attempts.last_step,0)<=checkpoints.step)"
+
 #endif

@@ -110,7 +110,23 @@ static void on_tick(uv_timer_t *t)
     if (ticks % HOUSE_EVERY == 0) { expire(d); d->lag_ms_max = 0; }
 }
 
-static void on_flush(uv_timer_t *t) { attempts_flush(t->data); }
+/* SQLite folds the log back by itself every few MB; it grows only while another process reads the database in one long transaction. */
+static void bound_wal(struct daemon *d)
+{
+    static int64_t told_ms;
+    int64_t bytes = store_wal_bytes(d->store), now = mono_ms();
+    if (bytes <= d->set.wal_bytes) return;
+    store_checkpoint(d->store);
+    if ((bytes = store_wal_bytes(d->store)) <= d->set.wal_bytes || (told_ms && now - told_ms < 60000)) return;
+    told_ms = now;
+    log_line("warning", "ringmaster.db-wal has %lld bytes, over wal_bytes=%lld: another process holds a read transaction on ringmaster.db; end it", (long long)bytes, (long long)d->set.wal_bytes);
+}
+
+static void on_flush(uv_timer_t *t)
+{
+    attempts_flush(t->data);
+    bound_wal(t->data);
+}
 
 static void on_draining(uv_timer_t *t)
 {

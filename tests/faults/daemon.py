@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Faults of the coordinator and of what it depends on (numbers: docs/faults.md). usage: daemon.py [test_name…]; RM_SOAK=1: full length."""
-import concurrent.futures, http.client, os, random, resource, signal, sqlite3, subprocess, sys, time
+import concurrent.futures, http.client, os, random, resource, signal, socket, sqlite3, subprocess, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "daemon"))
 from rig import BUILD, FINAL, ROOT, SANITIZED, Skip, main
@@ -356,6 +356,35 @@ def test_F25_a_checkpoint_that_cannot_be_loaded(new):
     tried = [a["resumed_from"] for a in d.get(f"/v1/jobs/{id}/attempts")["items"]][2:]
     steps = [d.db("SELECT max(step) FROM checkpoints WHERE path=?", p)[0][0] if p else 0 for p in tried]
     assert tried[0] == tried[1] == saved[1] and steps[2] < steps[1], (tried, saved)
+    bad = {c["path"]: c["bad"] for c in d.get(f"/v1/jobs/{id}/checkpoints")["items"]}
+    assert bad[saved[1]] is True and bad[tried[2]] is (tried[2] == tried[3]), (bad, tried)
+    told = [e["data"]["text"] for e in d.get(f"/v1/jobs/{id}/history?limit=1000")["items"] if e["data"].get("code") == "bad_checkpoint"]
+    assert told and saved[1] in told[-1] and tried[2] in told[-1], told
+
+
+def test_F25_a_lost_machine_is_not_the_checkpoint(new):
+    d = new(step_s=0.05)
+    id = d.submit(max_steps=1000, max_restarts=4)
+    d.until_step(id, 3)
+    d.ask("POST", f"/v1/jobs/{id}/pause")
+    saved = d.until(id, "paused")["checkpoint"]
+    d.kill()
+    d.start(env={"RM_FAKE_STEP_S": "60"})         # attempts that come no further, but for another reason
+    d.ask("POST", f"/v1/jobs/{id}/resume")
+    for n in (2, 3, 4):
+        end = time.monotonic() + 20
+        while (d.job(id)["attempt"], d.job(id)["state"]) != (n, "running"):
+            assert time.monotonic() < end, d.log_text()
+            time.sleep(0.05)
+        keeper = d.db("SELECT pid FROM attempts WHERE n=?", n)[0][0]
+        os.kill(keeper, signal.SIGKILL)
+    end = time.monotonic() + 20
+    while d.job(id)["attempt"] < 5:
+        assert time.monotonic() < end, d.log_text()
+        time.sleep(0.05)
+    rows = d.get(f"/v1/jobs/{id}/attempts")["items"]
+    assert [a["resumed_from"] for a in rows[1:]] == [saved] * 4 and {a["reason"] for a in rows[1:4]} == {"lost"}, rows
+    assert d.get(f"/v1/jobs/{id}/checkpoints")["items"][0]["bad"] is False
 
 
 def test_F28_database_locked_by_somebody_else(new):
@@ -391,6 +420,48 @@ def test_F29_damaged_database(new):
     assert d.p.wait(10) == 1
     assert "damaged" in d.log_text() and "restore" in d.log_text(), d.log_text()
     assert os.path.getsize(path) > 4096
+
+
+def test_F30_long_readers_and_the_log(new):
+    """Clients that read a long answer slowly pin nothing; another process that does is named, and the log is cut when it has ended."""
+    limit = 1 << 20
+    d = new(fake="*:burst", env={"RM_FAKE_RECORDS": "6000"}, slots=8, wal_bytes=limit)
+    first = d.submit(max_steps=3, nproc_per_node=2)
+    d.until(first, "succeeded")
+    slow = []
+    for _ in range(5):
+        s = socket.create_connection(("127.0.0.1", d.port))
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.sendall(f"GET /v1/jobs/{first}/metrics?max_points=5000&names=loss,i,step_s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {d.token}\r\n\r\n".encode())
+        s.recv(100)                 # and no more
+        slow.append(s)
+    size = lambda: os.path.getsize(os.path.join(d.home, "ringmaster.db-wal"))
+    largest = 0
+    for id in [d.submit(max_steps=3) for _ in range(4)]:
+        while d.job(id)["state"] not in FINAL:
+            largest = max(largest, size())
+            time.sleep(0.05)
+    end = time.monotonic() + 5
+    while size() > limit:
+        assert time.monotonic() < end, size()
+        time.sleep(0.1)
+    assert largest < 8 << 20 and "read transaction" not in d.log_text(), (largest, d.log_text())
+    c = sqlite3.connect(os.path.join(d.home, "ringmaster.db"), isolation_level=None)
+    c.execute("BEGIN")
+    c.execute("SELECT count(*) FROM jobs").fetchone()
+    for id in [d.submit(max_steps=3) for _ in range(3)]:
+        d.until(id, "succeeded")
+    end = time.monotonic() + 10
+    while "read transaction" not in d.log_text():
+        assert time.monotonic() < end, size()
+        time.sleep(0.1)
+    c.execute("ROLLBACK")
+    c.close()
+    end = time.monotonic() + 10
+    while size() > limit:
+        assert time.monotonic() < end, size()
+        time.sleep(0.1)
+    [s.close() for s in slow]
 
 
 def test_F31_newer_schema(new):
@@ -521,7 +592,6 @@ def test_F39_no_descriptors_left(new):
     d.start(wrap=["prlimit", "--nofile=48:48"])
     id = d.submit(max_steps=60)
     d.until(id, "running")
-    import socket
     crowd = []
     for _ in range(80):
         s = socket.create_connection(("127.0.0.1", d.port))
@@ -617,7 +687,6 @@ def test_F41_wall_clock_jumps(new):
 
 
 def test_F53_sigterm_leaves_jobs_running(new):
-    import socket
     d = new(step_s=0.05, start=False)
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)      # as systemd: Type=notify
     manager.bind(os.path.join(d.root, "notify"))
