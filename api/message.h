@@ -20,7 +20,8 @@
  * Keeper -> daemon (Unix socket <attempt dir>/keeper.sock; the keeper listens):
  *   hello       {protocol, job, attempt, nonce, pid, boot_id, start_time, ranks:[{rank,pid}], last_seq}
  *   record      {seq, rank, ms, m: <the rank's message>}    numbered from 1 without gaps; also in the file `spool`
- *   beats       {ms, ranks:[{rank, pid, step, phase, silent_ms, rss_bytes, cpu, malformed, oversized, backward, log_dropped_bytes}],
+ *   beats       {ms, ranks:[{rank, pid, step, phase, silent_ms, rss_bytes, cpu, malformed, oversized, backward, repeated,
+ *                log_dropped_bytes}],
  *                spool_dropped}                             each second to who has caught up; not numbered, not spooled
  *   exit        {record: <exit.json>}                       after exit.json is on disk
  *   refused     {code: wrong_nonce|wrong_user, text}        then the connection ends

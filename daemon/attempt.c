@@ -22,7 +22,7 @@
 #include "daemon/sha256.h"
 #include "daemon/sse.h"
 
-enum { LATE_MS = 15000 };
+enum { LATE_MS = 15000, FLUSH_RECORDS = 500 /* in one transaction: some 10 ms, then requests have their turn */ };
 
 static int64_t figures_version;
 
@@ -159,7 +159,7 @@ static void advise(struct attempt *a, int rank, const cJSON *m)
     if (rc == OK) events_publish(a->d);
 }
 
-static void take_record(struct attempt *a, const cJSON *msg)
+static void take_record(struct attempt *a, cJSON *msg)
 {
     int64_t seq = 0, rank = 0, ms = 0;
     const cJSON *m = json_get(msg, "m");
@@ -180,7 +180,7 @@ static void take_record(struct attempt *a, const cJSON *msg)
         a->cap_q = a->cap_q ? a->cap_q * 2 : 64;
         a->q = xrealloc(a->q, (unsigned long)a->cap_q * sizeof *a->q);
     }
-    a->q[a->n_q++] = (struct pending){ seq, ms, (int)rank, cJSON_Duplicate(m, true) };
+    a->q[a->n_q++] = (struct pending){ seq, ms, (int)rank, cJSON_DetachItemFromObjectCaseSensitive(msg, "m") };
 }
 
 static void take_beat(struct attempt *a, const cJSON *beat)
@@ -196,7 +196,7 @@ static void take_beat(struct attempt *a, const cJSON *beat)
     r->cpu = json_num(beat, "cpu", NAN);
     r->rss_bytes = (int64_t)json_num(beat, "rss_bytes", 0);
     r->log_dropped = (int64_t)json_num(beat, "log_dropped_bytes", 0);
-    r->frames_bad = (int64_t)(json_num(beat, "malformed", 0) + json_num(beat, "oversized", 0) + json_num(beat, "backward", 0));
+    r->frames_bad = (int64_t)(json_num(beat, "malformed", 0) + json_num(beat, "oversized", 0) + json_num(beat, "backward", 0) + json_num(beat, "repeated", 0));
     if (phase) (void)snprintf(r->phase, sizeof r->phase, "%s", phase);
 }
 
@@ -346,7 +346,7 @@ void attempt_read_spool(struct attempt *a)
         a->greeted = true;
         for (ssize_t n; (n = read(fd, buf, 65536)) > 0;) {
             line_reader_feed(&reader, buf, (size_t)n, on_line, a);
-            if (a->n_q > PENDING_MAX) attempts_flush(a->d);
+            if (a->n_q > PENDING_MAX) while (attempts_flush(a->d)) { }
         }
         attempt_bad_frames(a, reader.oversized + reader.malformed);
         line_reader_release(&reader);
@@ -527,8 +527,8 @@ static void tick(struct attempt *a)
     }
     if (a->exit == NULL) return;
     a->settled = true;
-    if (a->n_q > 0) attempts_flush(d);
-    if (a->n_q > 0) return;                     /* the store is not available: the end waits */
+    if (a->n_q > 0) (void)attempts_flush(d);
+    if (a->n_q > 0) return;                     /* more than one transaction's worth, or the store is not available: the end waits */
     if (!a->by->empty(a)) return;
     settle(a);
 }
@@ -602,7 +602,7 @@ bool attempts_settled(const struct daemon *d)
 
 void attempts_detach(struct daemon *d)
 {
-    attempts_flush(d);
+    while (attempts_flush(d)) { }
     for (struct job *j = d->jobs; j; j = j->next)
         if (j->attempt) { attempt_free(j->attempt); j->attempt = NULL; }
     launcher_local_stop();
@@ -611,12 +611,16 @@ void attempts_detach(struct daemon *d)
 
 /* --- to the store --- */
 
-static int flush_one(struct attempt *a, struct job_row *row, struct error *err)
+/* Everything up to here is stored once the first n records that wait are. */
+static int64_t seq_after(const struct attempt *a, int n) { return n == a->n_q ? a->seen_seq : n > 0 ? a->q[n - 1].seq : a->last_seq; }
+
+/* Stores the first n of the records that wait. */
+static int flush_one(struct attempt *a, int n, struct job_row *row, struct error *err)
 {
     struct store *s = a->d->store;
     int rc = OK;
     int64_t id = a->j->row.id;
-    for (int i = 0; i < a->n_q && rc == OK; i++) {
+    for (int i = 0; i < n && rc == OK; i++) {
         const struct pending *p = &a->q[i];
         const char *t = json_str(p->m, "t"), *level = json_str(p->m, "level"), *path = json_str(p->m, "path");
         if (t == NULL || strcmp(t, "beat") == 0 || strcmp(t, "hello") == 0 || strcmp(t, "ready") == 0) continue;
@@ -639,7 +643,7 @@ static int flush_one(struct attempt *a, struct job_row *row, struct error *err)
                             "iiiiii", id, a->n, (int64_t)k, a->rank[k].pid, (int64_t)a->rank[k].ready, a->rank[k].step);
     if (rc == OK)
         rc = store_exec(s, err, "UPDATE attempts SET pid=?,start_time=?,last_seq=?,first_step=nullif(?,-1),last_step=?,bad_frames=? WHERE job=? AND n=?", "iiiiiiii", a->pid, a->start_time,
-                        a->seen_seq, a->first_step, a->last_step, a->bad_frames, id, a->n);
+                        seq_after(a, n), a->first_step, a->last_step, a->bad_frames, id, a->n);
     if (rc == OK && a->last_step > row->last_step) {
         rc = store_exec(s, err, "UPDATE jobs SET last_step=? WHERE id=?", "ii", a->last_step, id);
         row->last_step = a->last_step;
@@ -649,26 +653,29 @@ static int flush_one(struct attempt *a, struct job_row *row, struct error *err)
 
 static bool wants_flush(const struct attempt *a) { return a->n_q > 0 || a->dirty || a->seen_seq > a->last_seq; }
 
-void attempts_flush(struct daemon *d)
+bool attempts_flush(struct daemon *d)
 {
     struct error err;
     int n = 0, rc;
+    bool more = false;
     for (struct job *j = d->jobs; j; j = j->next) n += j->attempt && wants_flush(j->attempt);
-    if (n == 0) return;
+    if (n == 0) return false;
+    int share = FLUSH_RECORDS / n > 50 ? FLUSH_RECORDS / n : 50;       /* of each, so that none waits for another's burst */
     struct job_row *rows = xcalloc((unsigned long)n, sizeof *rows);
     rc = store_begin(d->store, &err);
     int i = 0;
     for (struct job *j = d->jobs; j && rc == OK; j = j->next) {
         if (!j->attempt || !wants_flush(j->attempt)) continue;
         rows[i] = j->row;
-        rc = flush_one(j->attempt, &rows[i++], &err);
+        rc = flush_one(j->attempt, j->attempt->n_q < share ? j->attempt->n_q : share, &rows[i], &err);
+        i++;
     }
     if (rc == OK) rc = store_commit(d->store, &err);
     else store_rollback(d->store);
     if (rc != OK) {
         if (d->flush_failures++ % 20 == 0) log_line("warning", "figures cannot be stored now, keepers hold them: %s", err.text);
         free(rows);
-        return;
+        return false;
     }
     d->flushes++;
     i = 0;
@@ -676,18 +683,23 @@ void attempts_flush(struct daemon *d)
         struct attempt *a = j->attempt;
         if (!a || !wants_flush(a)) continue;
         j->row = rows[i++];
-        for (int k = 0; k < a->n_q; k++) cJSON_Delete(a->q[k].m);
-        a->n_q = 0;
+        int stored = a->n_q < share ? a->n_q : share;
+        int64_t seq = seq_after(a, stored);
+        for (int k = 0; k < stored; k++) cJSON_Delete(a->q[k].m);
+        a->n_q -= stored;
+        memmove(a->q, a->q + stored, (size_t)a->n_q * sizeof *a->q);
+        more |= a->n_q > 0;
         a->dirty = false;
         for (int k = 0; k < a->n_ranks; k++) a->rank[k].dirty = false;
-        if (a->seen_seq > a->last_seq) {
-            a->last_seq = a->seen_seq;
+        if (seq > a->last_seq) {
+            a->last_seq = seq;
             tell_ack(a);
         }
-        a->by->more(a);
+        if (a->n_q <= PENDING_MAX / 2) a->by->more(a);
     }
     free(rows);
     events_publish(d);
+    return more;
 }
 
 /* --- for watchers --- */

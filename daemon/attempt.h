@@ -19,7 +19,8 @@ void attempt_stop(struct daemon *d, struct job *j);             /* tells the kee
 int attempt_checkpoint(struct daemon *d, struct job *j, struct error *err);
 int attempt_never(struct daemon *d, struct job *j, struct error *err);      /* STOPPING without an attempt: to its final state */
 void attempt_tick(struct daemon *d);                            /* deadlines; about ten times a second */
-void attempts_flush(struct daemon *d);                          /* what ranks reported goes to the store, then is acknowledged */
+/* What ranks reported goes to the store, then is acknowledged: one transaction's worth. True if more waits. */
+bool attempts_flush(struct daemon *d);
 bool attempts_settled(const struct daemon *d);                  /* no adoption is pending */
 void attempts_detach(struct daemon *d);                         /* the daemon leaves; keepers go on */
 void attempt_live_json(struct attempt *a, cJSON *o);            /* progress, latest figures */

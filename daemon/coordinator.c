@@ -124,8 +124,9 @@ static void bound_wal(struct daemon *d)
 
 static void on_flush(uv_timer_t *t)
 {
-    attempts_flush(t->data);
+    bool more = attempts_flush(t->data);
     bound_wal(t->data);
+    (void)uv_timer_start(t, on_flush, more ? 1 : FLUSH_MS, FLUSH_MS);       /* a burst: on with it once requests had their turn */
 }
 
 static void on_draining(uv_timer_t *t)

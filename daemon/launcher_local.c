@@ -22,7 +22,7 @@ struct conn {                       /* lives until libuv has closed it, maybe lo
     struct attempt *a;              /* NULL: let go */
     struct line_reader reader;
     bool paused;
-    char buf[65536];
+    char buf[16384];                /* libuv reads up to 32 of these before others have their turn */
 };
 
 static void on_closed(uv_handle_t *h)

@@ -47,7 +47,8 @@ struct rank {
     int64_t step, ticks, last_step;             /* what beats (step, ticks) and what metrics say */
     char phase[32];
     char error_code[32], error_text[600];       /* its own last word */
-    int64_t backward, unknown;                  /* metrics with a step below the last; messages of an unknown kind */
+    int64_t backward, repeated, unknown;        /* metrics with a step below the last; the same again; messages of an unknown kind */
+    uint64_t last_line_hash; size_t last_line_len;      /* of the last metrics */
     int64_t cpu_ticks; double cpu;              /* share of one core over the last second */
     /* for the summary, from metrics and done */
     double step_s, exposed_s, sent_bytes, peak_bytes;

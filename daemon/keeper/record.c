@@ -219,6 +219,7 @@ cJSON *record_build(struct keeper *k)
         json_add_int(e, "malformed", r->reader.malformed + r->unknown);
         json_add_int(e, "oversized", r->reader.oversized);
         json_add_int(e, "backward", r->backward);
+        json_add_int(e, "repeated", r->repeated);
         (void)cJSON_AddItemToArray(ranks, e);
     }
     (void)cJSON_AddItemToObject(o, "summary", summary(k));

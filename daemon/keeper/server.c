@@ -257,6 +257,7 @@ cJSON *server_beats_json(struct keeper *k)
         json_add_int(o, "malformed", r->reader.malformed + r->unknown);
         json_add_int(o, "oversized", r->reader.oversized);
         json_add_int(o, "backward", r->backward);
+        json_add_int(o, "repeated", r->repeated);
         json_add_int(o, "log_dropped_bytes", r->log.dropped_bytes);
         (void)cJSON_AddItemToArray(ranks, o);
     }

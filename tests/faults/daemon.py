@@ -718,5 +718,23 @@ def test_F54_second_daemon_on_the_same_home(new):
     d.until(d.submit(), "succeeded")
 
 
+def test_F55_keepers_of_other_versions(new):
+    """What both sides know is used: an attempt of an older or newer keeper runs and ends right; what only one side knows is counted."""
+    keeper = os.path.join(os.path.dirname(os.path.abspath(__file__)), "other_keeper.py")
+    for kind in ("old", "new"):
+        d = new(keeper=keeper, env={"RM_KEEPER": kind})
+        id = d.submit(max_restarts=0)
+        j = d.until(id, "succeeded")
+        assert j["reason"] == "finished" and j["step"] == 5, j
+        whole(d, id, 5)
+        assert ("speaks protocol 9" in d.log_text()) == (kind == "new"), d.log_text()
+        assert not d.leftovers()
+        d.kill()
+        d.start()
+        j = d.until(d.submit(max_restarts=0), "succeeded")
+        bad = d.get(f"/v1/jobs/{id}/attempts")["items"][0]["bad_frames"]
+        assert (bad >= 2) == (kind == "new"), bad        # counted, and nothing else
+
+
 if __name__ == "__main__":
     main(globals())

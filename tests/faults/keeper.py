@@ -274,7 +274,7 @@ def test_f43_bad_frames(keeper):
     r = k.wait()
     assert r["state"] == "succeeded", r
     e = r["ranks"][0]
-    assert e["oversized"] == 1 and e["backward"] == 1 and e["malformed"] == 6, e      # torn, NaN, [1]; and three that say nothing known
+    assert e["oversized"] == 1 and e["backward"] == 1 and e["repeated"] == 1 and e["malformed"] == 6, e      # torn, NaN, [1]; and three that say nothing known
     marks = [m["m"] for m in seen if m["t"] == "record" and "loss_nonfinite" in m["m"]]
     assert marks == [{"t": "metrics", "step": 2, "loss": None, "loss_nonfinite": "nan"}]
 

@@ -110,6 +110,10 @@ def grandchild(keep_stdout):
 said = os.environ.get("RM_FAKE_SAY", "")        # what a hostile data set or model might make a worker print
 if said:
     os.write(1, said.encode("latin-1") + b"\n")
+burst = b""
+if what == "burst":                 # made beforehand: sent, it is as quick as the other end
+    n, more = int(os.environ.get("RM_FAKE_RECORDS", "10000")), {f"figure_{k}": 1.0 / (k + 3) for k in range(int(os.environ.get("RM_FAKE_FIGURES", "0")))}
+    burst = b"".join(json.dumps({"t": "metrics", "step": 2, "loss": 1.5, "i": i, "step_s": 0.01, "sent_bytes": 1, **more}).encode() + b"\n" for i in range(n))
 paced, began = bool(os.environ.get("RM_FAKE_PACED")), time.monotonic()      # paced: a late step does not make all later ones late
 for step in range(1, steps + 1):
     time.sleep(max(0.0, began + step * step_s - time.monotonic()) if paced else step_s)
@@ -159,8 +163,7 @@ for step in range(1, steps + 1):
             raw(b'{"t":"unheard"}\n{"no":"t"}\n[1]\n{"t":7}\n\n')
             raw(b'{"t":"metrics","step":2,"loss":null,"loss_nonfinite":"nan"}\n')
         elif what == "burst":
-            n = int(os.environ.get("RM_FAKE_RECORDS", "10000"))
-            raw(b"".join(json.dumps({"t": "metrics", "step": 2, "loss": 1.5, "i": i, "step_s": 0.01, "sent_bytes": 1}).encode() + b"\n" for i in range(n)))
+            raw(burst)
     if state["stop"] and what not in ("ignore_term",):
         if state["stop"] == "checkpoint":
             say("checkpoint", step=step, path=f"/ckpt/checkpoint-{step}")
