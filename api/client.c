@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { CONNECT_MS = 5000, TOTAL_MS = 120000 };      /* total: a submit waits for the worker's plan */
+enum { PUSH_ANSWER_MAX = 65536, CONNECT_MS = 5000, TOTAL_MS = 120000 };      /* total: a submit waits for the worker's plan */
 
 struct client { CURL *curl; char *base, *token; };
 
@@ -104,6 +104,61 @@ int client_call(struct client *c, const char *method, const char *path, const ch
     else if (rc != CURLE_OK) status = error_set(err, E_IO, "%s: %s", c->base, *why ? why : curl_easy_strerror(rc));
     free(url);
     return status;
+}
+
+/* Enough to be polite to a server that writes before it closes; who writes more is hung up on, its status is known by then. */
+static size_t on_ignored(char *data, size_t size, size_t n, void *arg)
+{
+    size_t *left = arg;
+    (void)data;
+    n *= size;
+    if (n > *left) return 0;
+    *left -= n;
+    return n;
+}
+
+int client_push(const struct client_push *p, long *status, struct error *err)
+{
+    size_t left = PUSH_ANSWER_MAX;
+    char why[CURL_ERROR_SIZE] = "";
+    long number = 0;
+    struct curl_slist *headers = curl_slist_append(NULL, "Expect:");
+    (void)curl_global_init(CURL_GLOBAL_DEFAULT);
+    CURL *c = curl_easy_init();
+    *status = 0;
+    if (c == NULL) abort();
+    for (int i = 0; p->headers[i]; i++) headers = curl_slist_append(headers, p->headers[i]);
+    curl_easy_setopt(c, CURLOPT_URL, p->url);
+    curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(c, CURLOPT_POSTFIELDS, p->body);
+    curl_easy_setopt(c, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(p->body));
+    curl_easy_setopt(c, CURLOPT_WRITEFUNCTION, on_ignored);
+    curl_easy_setopt(c, CURLOPT_WRITEDATA, &left);
+    curl_easy_setopt(c, CURLOPT_ERRORBUFFER, why);
+    curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT_MS, p->connect_ms);
+    curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, p->total_ms);
+    curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(c, CURLOPT_PROXY, "");
+    curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(c, CURLOPT_FOLLOWLOCATION, 0L);
+    curl_easy_setopt(c, CURLOPT_SSL_VERIFYPEER, 1L);
+    curl_easy_setopt(c, CURLOPT_SSL_VERIFYHOST, 2L);
+    curl_easy_setopt(c, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    if (p->ca) {
+        curl_easy_setopt(c, CURLOPT_CAINFO, p->ca);
+        curl_easy_setopt(c, CURLOPT_CAPATH, NULL);
+    }
+    curl_easy_setopt(c, CURLOPT_USERAGENT, "ringmaster/" RM_VERSION);
+    CURLcode rc = curl_easy_perform(c);
+    curl_easy_getinfo(c, CURLINFO_RESPONSE_CODE, status);
+    curl_easy_getinfo(c, CURLINFO_OS_ERRNO, &number);
+    if (rc == CURLE_OK || (rc == CURLE_WRITE_ERROR && *status > 0)) rc = CURLE_OK;
+    else *status = 0;
+    if (rc != CURLE_OK)
+        (void)error_set(err, E_IO, "%.300s%s%s%s", *why ? why : curl_easy_strerror(rc), number ? " (" : "", number ? strerror((int)number) : "", number ? ")" : "");
+    curl_slist_free_all(headers);
+    curl_easy_cleanup(c);
+    return rc == CURLE_OK ? OK : E_IO;
 }
 
 void client_reply_release(struct client_reply *r)

@@ -24,6 +24,11 @@ struct client_reply {
  * answer came (unreachable, cut, timed out), E_LIMIT beyond CLIENT_BODY_MAX. */
 int client_call(struct client *c, const char *method, const char *path, const char *body, const char *header, struct client_reply *r, struct error *err);
 void client_reply_release(struct client_reply *r);
+/* One POST to a stranger: certificates are checked (against the file ca, if given, else the system's), redirects are not followed, proxies of the
+ * environment not asked, and of the answer only the status is kept. headers: NULL-terminated "Name: value". Returns OK with *status for any
+ * answer; E_IO when none came. */
+struct client_push { const char *url, *body, *ca; const char *const *headers; long connect_ms, total_ms; };
+int client_push(const struct client_push *p, long *status, struct error *err);
 /* text as it may stand in a URL; the caller frees. */
 char *client_escape(const char *text);
 

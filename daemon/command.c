@@ -98,7 +98,7 @@ static void on_late(uv_timer_t *t)
     end_it(c);
 }
 
-struct command *command_run(uv_loop_t *loop, char *const argv[], char *const env[], int64_t limit_ms, command_done *done, void *arg)
+struct command *command_run(uv_loop_t *loop, char *const argv[], char *const env[], int input, int64_t limit_ms, command_done *done, void *arg)
 {
     struct command *c = xcalloc(1, sizeof *c);
     uv_pipe_t *pipes[2] = { &c->out, &c->err };
@@ -107,7 +107,7 @@ struct command *command_run(uv_loop_t *loop, char *const argv[], char *const env
     for (int i = 0; i < 2; i++) { (void)uv_pipe_init(loop, pipes[i], 0); pipes[i]->data = c; }
     (void)uv_timer_init(loop, &c->timer);
     c->timer.data = c->process.data = c;
-    uv_stdio_container_t io[3] = { { .flags = UV_IGNORE }, { .flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&c->out },
+    uv_stdio_container_t io[3] = { { .flags = input >= 0 ? UV_INHERIT_FD : UV_IGNORE, .data.fd = input }, { .flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&c->out },
                                    { .flags = UV_CREATE_PIPE | UV_WRITABLE_PIPE, .data.stream = (uv_stream_t *)&c->err } };
     uv_process_options_t o = { .exit_cb = on_exit_cb, .file = argv[0], .args = (char **)argv, .env = (char **)env, .stdio_count = 3, .stdio = io };
     c->open = 4;

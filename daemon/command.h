@@ -19,8 +19,8 @@ struct command_end {
 typedef void command_done(void *arg, const struct command_end *e);
 
 struct command;
-/* argv[0] is the program (a path, or looked for in PATH); env NULL: ours. done is called once, always later, never inside this call. */
-struct command *command_run(uv_loop_t *loop, char *const argv[], char *const env[], int64_t limit_ms, command_done *done, void *arg);
+/* input: a descriptor the program reads as its stdin, borrowed until the call returns; -1: nothing. argv[0] is the program (a path, or looked for in PATH); env NULL: ours. done is called once, always later, never inside this call. */
+struct command *command_run(uv_loop_t *loop, char *const argv[], char *const env[], int input, int64_t limit_ms, command_done *done, void *arg);
 /* Nobody waits for it any more: done is not called. kill: it is ended too, else it finishes by itself. */
 void command_forget(struct command *c, bool kill);
 /* Path of a program in PATH; the caller frees, NULL if there is none. */

@@ -247,6 +247,7 @@ int coordinator_main(int argc, char **argv)
     d.loop = uv_default_loop();
     d.worker = *d.set.worker ? xstrdup(d.set.worker) : sibling_program("ringmaster-worker");
     d.keeper = *d.set.keeper ? xstrdup(d.set.keeper) : sibling_program("ringmaster-keeper");
+    d.deliver = sibling_program("ringmaster-deliver");
     char *db = xasprintf("%s/ringmaster.db", d.set.home);
     d.port = (int)d.set.port;
     if ((rc = make_home(&d, &err)) != OK || (rc = take_lock(&d, &err)) != OK) goto out;
@@ -278,6 +279,7 @@ int coordinator_main(int argc, char **argv)
     (void)uv_signal_start(&d.sigint, on_signal, SIGINT);
     (void)uv_run(d.loop, UV_RUN_DEFAULT);
     planner_stop(&d);
+    webhooks_stop();
     attempts_detach(&d);
     http_stop(d.http);
     store_checkpoint(d.store);
@@ -294,6 +296,7 @@ leave:
     free(d.slots);
     free(d.worker);
     free(d.keeper);
+    free(d.deliver);
     free(db);
     settings_release(&d.set);
     return rc;

@@ -30,7 +30,7 @@ struct daemon {
     uv_timer_t tick, flush;
     uv_signal_t sigterm, sigint;
     char boot_id[40];
-    char *worker, *keeper;      /* programs; NULL if not found */
+    char *worker, *keeper, *deliver;        /* programs; NULL if not found */
     int port;
     bool ready;                 /* adoption is over: POST is taken */
     bool draining;

@@ -106,14 +106,14 @@ static struct command *run(struct daemon *d, char *const argv[], command_done *d
     char **env = environment(), *path = command_find(argv[0]);
     char *missing[] = { path ? path : argv[0], NULL };
     struct command *c;
-    if (path == NULL) c = command_run(d->loop, missing, no_env, d->set.slurm_timeout_ms, done, arg);
+    if (path == NULL) c = command_run(d->loop, missing, no_env, -1, d->set.slurm_timeout_ms, done, arg);
     else {
         size_t n = 0;
         while (argv[n]) n++;
         char **v = xcalloc(n + 1, sizeof *v);
         memcpy(v, argv, n * sizeof *v);
         v[0] = path;
-        c = command_run(d->loop, v, env, d->set.slurm_timeout_ms, done, arg);
+        c = command_run(d->loop, v, env, -1, d->set.slurm_timeout_ms, done, arg);
         free(v);
     }
     free(env);

@@ -95,7 +95,7 @@ static void start(struct run *r)
     r->next = d->planner->running;
     d->planner->running = r;
     d->planner->n_running++;
-    r->command = command_run(d->loop, args, NULL, d->set.plan_timeout_ms, finish, r);
+    r->command = command_run(d->loop, args, NULL, -1, d->set.plan_timeout_ms, finish, r);
 }
 
 static void start_next(struct daemon *d)

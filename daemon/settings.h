@@ -5,7 +5,7 @@
 #include "api/spec.h"
 
 struct settings {
-    char *home, *bind, *config, *worker, *keeper, *restore, *tls_cert, *tls_key;
+    char *home, *bind, *config, *worker, *keeper, *restore, *tls_cert, *tls_key, *webhook_ca;
     struct strlist allow_root, allow_host;
     int64_t port, slots, max_connections, max_streams, start_timeout_ms, plan_timeout_ms, request_timeout_ms, keep_days, keep_events, wal_bytes, backoff_ms;
     int64_t slurm_jobs, slurm_poll_ms, slurm_timeout_ms, slurm_settle_ms;

@@ -3,33 +3,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "api/file.h"
 #include "daemon/api.h"
+#include "daemon/command.h"
 #include "daemon/daemon.h"
 #include "daemon/sha256.h"
 
-enum { AT_ONCE = 16, SEND_MS = 10000, TRIES = 12 };
+enum { AT_ONCE = 16, CONNECT_MS = 5000, SEND_MS = 10000, SLACK_MS = 3000, TRIES = 12 };
 
 struct sending {
     struct daemon *d;
     int64_t id, tries;
-    uv_getaddrinfo_t resolve;
-    uv_tcp_t tcp;
-    uv_connect_t connect;
-    uv_write_t write;
-    uv_timer_t timer;
-    char *request, answer[512], why[200];
-    size_t n_answer;
-    int open;
-    bool tcp_open, done, ok;
-    char host[256], port[8], path[1024];
+    struct command *command;
+    struct sending *next;
 };
+struct due { int64_t id, tries, webhook; char url[1400], secret[140]; char *body; };
+static struct sending *under_way;
 static int n_sending;
 
 bool webhook_url(const char *url, char host[256], char port[8], char path[1024])
 {
-    if (strncmp(url, "http://", 7) != 0) return false;
-    const char *p = url + 7, *slash = p + strcspn(p, "/?#");
+    bool tls = strncmp(url, "https://", 8) == 0;
+    if (!tls && strncmp(url, "http://", 7) != 0) return false;
+    const char *p = url + (tls ? 8 : 7), *slash = p + strcspn(p, "/?#");
     size_t n = (size_t)(slash - p);
     char at[300];
     for (const char *c = url; *c; c++) if ((unsigned char)*c <= 0x20 || *c == 0x7f || *c == '"' || *c == '\\') return false;
@@ -48,7 +47,7 @@ bool webhook_url(const char *url, char host[256], char port[8], char path[1024])
         if (colon[1] == '\0' || strlen(colon + 1) > 5 || strspn(colon + 1, "0123456789") != strlen(colon + 1) || atoi(colon + 1) > 65535 || atoi(colon + 1) == 0) return false;
         (void)snprintf(port, 8, "%.5s", colon + 1);
         if (at[0] != '\0' && colon > at) *colon = '\0';
-    } else (void)snprintf(port, 8, "80");
+    } else (void)snprintf(port, 8, tls ? "443" : "80");
     if (at[0] == '\0') return false;
     (void)snprintf(host, 256, "%.255s", at);
     (void)snprintf(path, 1024, "%s%.1000s", *slash == '/' ? "" : "/", slash);
@@ -61,95 +60,67 @@ int webhooks_add(struct daemon *d, long long event, const char *state, const cha
                       "isis", (int64_t)event, body, wall_ms(), state);
 }
 
-static void on_closed(uv_handle_t *h)
+static void on_sent(void *arg, const struct command_end *e)
 {
-    struct sending *s = h->data;
-    if (--s->open > 0) return;
-    int64_t wait = INT64_C(1000) << (s->tries < 12 ? s->tries : 12);
-    if (s->ok) (void)store_exec(s->d->store, NULL, "UPDATE deliveries SET state='delivered',tries=tries+1,last_error=NULL WHERE id=?", "i", s->id);
+    struct sending *s = arg;
+    struct daemon *d = s->d;
+    cJSON *answer = NULL;
+    int64_t status = 0, wait = INT64_C(1000) << (s->tries < 12 ? s->tries : 12);
+    char why[300] = "no answer in time";
+    if (!e->late && json_parse(&answer, e->out, e->n_out, &json_limits_request, NULL) == OK) {
+        if (json_int(answer, "status", &status)) (void)snprintf(why, sizeof why, "answered %lld", (long long)status);
+        else (void)snprintf(why, sizeof why, "%.250s", json_str(answer, "error") ? json_str(answer, "error") : "the answer is no HTTP");
+    } else if (!e->late) (void)snprintf(why, sizeof why, "ringmaster-deliver failed: %.200s", e->err);
+    cJSON_Delete(answer);
+    if (status >= 200 && status < 300) (void)store_exec(d->store, NULL, "UPDATE deliveries SET state='delivered',tries=tries+1,last_error=NULL WHERE id=?", "i", s->id);
     else {
-        (void)store_exec(s->d->store, NULL, "UPDATE deliveries SET state=CASE WHEN tries+1>=? THEN 'failed' ELSE 'waiting' END,tries=tries+1,last_error=?,next_ms=? WHERE id=?", "isii", (int64_t)TRIES,
-                         s->why, wall_ms() + wait, s->id);
-        log_line("warning", "webhook delivery %lld: %s", (long long)s->id, s->why);
+        (void)store_exec(d->store, NULL, "UPDATE deliveries SET state=CASE WHEN tries+1>=? THEN 'failed' ELSE 'waiting' END,tries=tries+1,last_error=?,next_ms=? WHERE id=?", "isii", (int64_t)TRIES,
+                         why, wall_ms() + wait, s->id);
+        log_line("warning", "webhook delivery %lld: %s", (long long)s->id, why);
     }
+    for (struct sending **p = &under_way; *p; p = &(*p)->next) if (*p == s) { *p = s->next; break; }
     n_sending--;
-    free(s->request);
     free(s);
 }
 
-static void finish(struct sending *s, bool ok, const char *why)
+void webhooks_stop(void)
 {
-    if (s->done) return;
-    s->done = true;
-    s->ok = ok;
-    (void)snprintf(s->why, sizeof s->why, "%s", why);
-    if (s->tcp_open && !uv_is_closing((uv_handle_t *)&s->tcp)) uv_close((uv_handle_t *)&s->tcp, on_closed);
-    if (!uv_is_closing((uv_handle_t *)&s->timer)) uv_close((uv_handle_t *)&s->timer, on_closed);
-}
-
-static void on_late(uv_timer_t *t)
-{
-    struct sending *s = t->data;
-    if (!s->tcp_open && uv_cancel((uv_req_t *)&s->resolve) != 0) { (void)uv_timer_start(t, on_late, 1000, 0); return; }    /* the resolver still holds it */
-    if (s->tcp_open) finish(s, false, "no answer in time");
-}
-
-static void on_alloc(uv_handle_t *h, size_t want, uv_buf_t *b)
-{
-    static char sink[65536];        /* one thread: read at once, never kept */
-    (void)want; (void)h;
-    *b = uv_buf_init(sink, sizeof sink);
-}
-
-static void on_read(uv_stream_t *st, ssize_t n, const uv_buf_t *b)
-{
-    struct sending *s = st->data;
-    if (n > 0) {
-        size_t room = sizeof s->answer - 1 - s->n_answer, take = (size_t)n < room ? (size_t)n : room;
-        memcpy(s->answer + s->n_answer, b->base, take);
-        s->n_answer += take;
-        s->answer[s->n_answer] = '\0';
-        if (!strstr(s->answer, "\r\n") && room > take) return;
+    while (under_way) {
+        struct sending *s = under_way;
+        under_way = s->next;
+        command_forget(s->command, true);
+        free(s);
     }
-    int code = 0;
-    char why[80];
-    if (sscanf(s->answer, "HTTP/1.%*1d %3d", &code) != 1) { finish(s, false, n < 0 ? "the connection ended without an answer" : "the answer is no HTTP"); return; }
-    (void)snprintf(why, sizeof why, "answered %d", code);
-    finish(s, code >= 200 && code < 300, why);
 }
 
-static void on_written(uv_write_t *w, int status)
+/* The request as the helper reads it, from memory: neither URL nor signature stands in a process list or on disk. */
+static int request_fd(const struct daemon *d, const struct due *v)
 {
-    struct sending *s = w->data;
-    if (status < 0) finish(s, false, uv_strerror(status));
-    else if (!s->done) (void)uv_read_start((uv_stream_t *)&s->tcp, on_alloc, on_read);
-}
-
-static void on_connected(uv_connect_t *c, int status)
-{
-    struct sending *s = c->data;
-    if (status < 0) { finish(s, false, uv_strerror(status)); return; }
-    uv_buf_t b = uv_buf_init(s->request, (unsigned)strlen(s->request));
-    s->write.data = s;
-    if (!s->done && uv_write(&s->write, (uv_stream_t *)&s->tcp, &b, 1, on_written) != 0) finish(s, false, "cannot write");
-}
-
-static void on_resolved(uv_getaddrinfo_t *g, int status, struct addrinfo *list)
-{
-    struct sending *s = g->data;
-    if (status < 0 || list == NULL) finish(s, false, status < 0 ? uv_strerror(status) : "no address");
-    else {
-        (void)uv_tcp_init(s->d->loop, &s->tcp);
-        s->tcp.data = s->connect.data = s;
-        s->tcp_open = true;
-        s->open++;
-        int e = uv_tcp_connect(&s->connect, &s->tcp, list->ai_addr, on_connected);
-        if (e < 0) finish(s, false, uv_strerror(e));
+    char signature[65];
+    int64_t now = wall_ms() / 1000;
+    char *signed_text = xasprintf("%lld.%s", (long long)now, v->body);
+    hmac_sha256_hex(signature, v->secret, strlen(v->secret), signed_text, strlen(signed_text));
+    cJSON *o = cJSON_CreateObject(), *headers = cJSON_AddArrayToObject(o, "headers");
+    char *lines[] = { xstrdup("Content-Type: application/json"), xasprintf("X-Ringmaster-Delivery: %lld", (long long)v->id), xasprintf("X-Ringmaster-Timestamp: %lld", (long long)now),
+                      xasprintf("X-Ringmaster-Signature: sha256=%s", signature) };
+    json_add_str(o, "url", v->url);
+    json_add_str(o, "body", v->body);
+    json_add_str(o, "ca", *d->set.webhook_ca ? d->set.webhook_ca : NULL);
+    json_add_int(o, "connect_ms", CONNECT_MS);
+    json_add_int(o, "total_ms", SEND_MS);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        (void)cJSON_AddItemToArray(headers, cJSON_CreateString(lines[i]));
+        free(lines[i]);
     }
-    uv_freeaddrinfo(list);
+    char *text = json_line(o);
+    int fd = memfd_create("webhook", MFD_CLOEXEC);
+    if (fd >= 0 && (write_all(fd, text, strlen(text), NULL) != OK || lseek(fd, 0, SEEK_SET) != 0)) { (void)close(fd); fd = -1; }
+    free(text);
+    free(signed_text);
+    cJSON_Delete(o);
+    return fd;
 }
 
-struct due { int64_t id, tries, webhook; char url[1400], secret[140]; char *body; };
 
 static bool take_due(void *arg, struct store_row *r)
 {
@@ -172,27 +143,14 @@ void webhooks_tick(struct daemon *d)
                        "i", wall_ms()) != OK || v.id == 0) return;
         if (store_exec(d->store, NULL, "UPDATE deliveries SET state='sending' WHERE id=?", "i", v.id) != OK) { free(v.body); return; }
         struct sending *s = xcalloc(1, sizeof *s);
-        char signature[65], *signed_text;
-        int64_t now = wall_ms() / 1000;
-        s->d = d;
-        s->id = v.id;
-        s->tries = v.tries;
-        (void)webhook_url(v.url, s->host, s->port, s->path);
-        signed_text = xasprintf("%lld.%s", (long long)now, v.body);
-        hmac_sha256_hex(signature, v.secret, strlen(v.secret), signed_text, strlen(signed_text));
-        s->request = xasprintf("POST %s HTTP/1.1\r\nHost: %s:%s\r\nUser-Agent: ringmaster/" RM_VERSION "\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n"
-                               "X-Ringmaster-Delivery: %lld\r\nX-Ringmaster-Timestamp: %lld\r\nX-Ringmaster-Signature: sha256=%s\r\n\r\n%s",
-                               s->path, s->host, s->port, strlen(v.body), (long long)v.id, (long long)now, signature, v.body);
-        free(signed_text);
-        free(v.body);
+        char *argv[] = { d->deliver ? d->deliver : "ringmaster-deliver", NULL };
+        int fd = request_fd(d, &v);
+        *s = (struct sending){ .d = d, .id = v.id, .tries = v.tries, .next = under_way };
+        under_way = s;
         n_sending++;
-        s->open = 1;
-        (void)uv_timer_init(d->loop, &s->timer);
-        s->timer.data = s->resolve.data = s;
-        (void)uv_timer_start(&s->timer, on_late, SEND_MS, 0);
-        struct addrinfo hints = { .ai_socktype = SOCK_STREAM };
-        int e = uv_getaddrinfo(d->loop, &s->resolve, on_resolved, s->host, s->port, &hints);
-        if (e < 0) finish(s, false, uv_strerror(e));
+        s->command = command_run(d->loop, argv, NULL, fd, SEND_MS + SLACK_MS, on_sent, s);
+        if (fd >= 0) (void)close(fd);
+        free(v.body);
     }
 }
 
@@ -217,8 +175,7 @@ void webhook_create(struct daemon *d, struct request *q)
     if (body == NULL) return;
     const char *url = json_str(body, "url"), *given = json_str(body, "secret");
     const cJSON *list = json_get(body, "states"), *v;
-    if (url && strncmp(url, "https://", 8) == 0) problems_add(&p, "/url", "unsupported", "https is not spoken here; point it at a relay on this machine");
-    else if (url == NULL || !webhook_url(url, host, port, path)) problems_add(&p, "/url", "out_of_range", "expected http://host[:port]/path");
+    if (url == NULL || !webhook_url(url, host, port, path)) problems_add(&p, "/url", "out_of_range", "expected https://host[:port]/path or http://");
     if (json_get(body, "secret") && (given == NULL || strlen(given) < 16 || strlen(given) > 128)) problems_add(&p, "/secret", "out_of_range", "expected 16 to 128 bytes");
     if (list) {
         states[0] = '\0';

@@ -599,13 +599,93 @@ def test_F50_webhooks(new):
         assert d.ask("POST", f"/v1/webhooks/{hook}/test").status == 202
         time.sleep(1)
         assert [g[0] for g in got] == ["/redirect"]                   # redirects are not followed
-        for bad in ("https://x/", "ftp://x", "http://", "http://a@b/", "http://x:0/", "http://x:99999/", "http://x/\r\nEvil: 1", "http://x y/", "x"):
+        for bad in ("https://", "https://a@b/", "https://x:0/", "HTTPS://x/", "file:///etc/passwd", "ftp://x", "http://", "http://a@b/", "http://x:0/", "http://x:99999/", "http://x/\r\nEvil: 1", "http://x y/", "x"):
             assert "/url" in pointers(d.ask("POST", "/v1/webhooks", {"url": bad})), bad
         assert d.ask("DELETE", f"/v1/webhooks/{hook}").status == 204
         problem(d.ask("DELETE", f"/v1/webhooks/{hook}"), 404)
     finally:
         server.shutdown()
         quiet.close()
+
+
+def certificates(folder):
+    """A CA of our own; a server certificate of it, one for another name, one that is over, and one that nobody signed."""
+    def run(*a):
+        subprocess.run(["openssl", *a], check=True, capture_output=True, cwd=folder)
+    run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=Test CA", "-addext", "basicConstraints=critical,CA:TRUE", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
+    for name, san, days in (("good", "IP:127.0.0.1", "2"), ("other", "DNS:elsewhere.example", "2"), ("over", "IP:127.0.0.1", "-1")):
+        run("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=" + name, "-keyout", name + ".key", "-out", name + ".csr")
+        open(os.path.join(folder, name + ".ext"), "w").write("subjectAltName=" + san)
+        run("x509", "-req", "-in", name + ".csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", days, "-extfile", name + ".ext", "-out", name + ".pem")
+    run("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=self", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-keyout", "self.key", "-out", "self.pem")
+
+
+def test_F50_webhooks_over_https(new):
+    import hashlib, hmac, http.server, shutil, ssl, threading
+    if not shutil.which("openssl"):
+        raise Skip("no openssl")
+    got, servers = [], {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append((self.path, dict(self.headers), self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(302 if self.path == "/redirect" else 200)
+            if self.path == "/redirect":
+                self.send_header("Location", "/hook")
+            self.end_headers()
+
+        def log_message(self, *a):
+            pass
+    d = new(start=False)
+    certificates(d.root)
+    for name in ("good", "other", "over", "self"):
+        servers[name] = s = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        s.handle_error = lambda *a: None                    # handshakes fail here on purpose
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(os.path.join(d.root, name + ".pem"), os.path.join(d.root, name + ".key"))
+        s.socket = context.wrap_socket(s.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=s.serve_forever, daemon=True).start()
+    mute = socket.create_server(("127.0.0.1", 0))           # no handshake ever
+    ports = {**{n: s.server_address[1] for n, s in servers.items()}, "mute": mute.getsockname()[1]}
+    try:
+        d.flags["webhook_ca"] = os.path.join(d.root, "ca.pem")
+        d.start()
+        made = {n: d.ask("POST", "/v1/webhooks", {"url": f"https://127.0.0.1:{p}/hook", "states": ["succeeded"]}).json for n, p in ports.items()}
+        id = d.submit()
+        d.until(id, "succeeded")
+
+        def hook(name):
+            return next(h for h in d.get("/v1/webhooks")["items"] if h["id"] == made[name]["id"])
+        end = time.monotonic() + 40
+        while hook("good")["delivered"] < 1 or not all(hook(n)["last_error"] for n in ("other", "over", "self", "mute")):
+            assert time.monotonic() < end, d.get("/v1/webhooks")
+            time.sleep(0.1)
+        assert len(got) == 1, got                           # the others were never sent anything
+        path, h, body = got[0]
+        want = hmac.new(made["good"]["secret"].encode(), h["X-Ringmaster-Timestamp"].encode() + b"." + body, hashlib.sha256).hexdigest()
+        assert h["X-Ringmaster-Signature"] == "sha256=" + want and json.loads(body)["id"] == id
+        for name, sign in (("other", "subject name"), ("over", "certificate has expired"), ("self", "self-signed"), ("mute", "time")):
+            assert sign in hook(name)["last_error"] and hook(name)["delivered"] == 0, hook(name)
+        again = d.ask("POST", "/v1/webhooks", {"url": f"https://127.0.0.1:{ports['good']}/redirect", "states": ["failed"]}).json["id"]
+        d.ask("POST", f"/v1/webhooks/{again}/test")
+        while len(got) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        d.kill()                                            # without webhook_ca the system's certificates count, and ours is not among them
+        del d.flags["webhook_ca"]
+        d.start()
+        before = hook("good")["last_error"]
+        d.ask("POST", f"/v1/webhooks/{made['good']['id']}/test")
+        end = time.monotonic() + 40
+        while hook("good")["last_error"] == before:
+            assert time.monotonic() < end, hook("good")
+            time.sleep(0.1)
+        assert "certificate" in hook("good")["last_error"], hook("good")
+        assert [g[0] for g in got] == ["/hook", "/redirect"], got
+    finally:
+        for s in servers.values():
+            s.shutdown()
+        mute.close()
 
 
 def test_advice(new):
