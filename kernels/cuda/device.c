@@ -78,6 +78,7 @@ static int mem_alloc(void **p, size_t bytes, struct error *err)
         return error_set(err, E_NOMEM, "allocate %zu bytes of device memory: there is not that much free", bytes);
     }
     if (e == cudaSuccess) e = cudaMemset(*p, 0, bytes);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(NULL);      /* a memset is not done when it returns, and our streams do not wait for it */
     return e == cudaSuccess ? OK : failed(err, e, "allocate device memory");
 }
 

@@ -637,7 +637,7 @@ static int nccl_open_world(struct comm_world *w, int64_t shared_bytes, int deadl
     (void)pthread_condattr_destroy(&clock);
     cudaError_t e = cudaStreamCreateWithPriority(&nc->s.q, cudaStreamNonBlocking, HIGHEST_PRIORITY);
     if (e == cudaSuccess) e = cudaMalloc((void **)&nc->pulse, 256);
-    if (e == cudaSuccess) e = cudaMemset(nc->pulse, 0, 256);
+    if (e == cudaSuccess) e = cudaMemsetAsync(nc->pulse, 0, 256, nc->s.q);
     if (e != cudaSuccess) return cuda_failed(err, e, "make the communication stream");
     if (shared_bytes > 0) {
         void *m = NULL;
@@ -649,6 +649,7 @@ static int nccl_open_world(struct comm_world *w, int64_t shared_bytes, int deadl
         }
         w->memory = m;
         e = cudaMemset(m, 0, (size_t)shared_bytes);
+        if (e == cudaSuccess) e = cudaStreamSynchronize(NULL);      /* or it comes after what the compute stream writes */
         if (e != cudaSuccess) return cuda_failed(err, e, "clear the exchange memory");
     }
     int rc = start_watchdog(nc, err);
