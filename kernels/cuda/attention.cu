@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/library.h"
 
 static int check(struct stream *s, const char *op, enum dtype dt, struct attn_shape n)
 {
@@ -36,6 +37,39 @@ template <class T, class OUT> static __global__ void delta_kernel(float *delta, 
     }
 }
 
+// A warp per (t, h). In two passes over dO, its size taken out first, so that neither tiny nor huge rows are lost.
+static __global__ void project_kernel(gbf16 *out, const gbf16 *dout, const float *delta, int64_t delta_stride, int64_t rows, int64_t H, int64_t D)
+{
+    int lane = (int)threadIdx.x % 32;
+    for (int64_t r = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32; r < rows * H; r += (int64_t)gridDim.x * (THREADS / 32)) {
+        float most = 0.0f, sum = 0.0f;
+        for (int64_t d = lane; d < D; d += 32) most = fmaxf(most, fabsf(to_float(dout[r * D + d])));
+        for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+        float inv = most > 0.0f ? 1.0f / most : 0.0f;
+        for (int64_t d = lane; d < D; d += 32) sum += (to_float(dout[r * D + d]) * inv) * (to_float(dout[r * D + d]) * inv);
+        for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        float c = sum > 0.0f ? delta[r % H * delta_stride + r / H] * inv / sum : 0.0f;
+        for (int64_t d = lane; d < D; d += 32) out[r * D + d] = from_float<gbf16>(to_float(dout[r * D + d]) * inv * c);
+    }
+}
+
+extern "C" int cuda_project(struct stream *s, void *out, const void *dout, const float *delta, int64_t delta_stride, int64_t T, int64_t H, int64_t D)
+{
+    if (T == 0) return OK;
+    return cuda_status(s, GPU_LAUNCH(project_kernel, grid_for(T * H * 32), dim3(THREADS), 0, s->q, (gbf16 *)out, (const gbf16 *)dout, delta, delta_stride, T, H, D), "attn_bwd");
+}
+
+static __global__ void add_bf16_kernel(float *y, const gbf16 *x, int64_t n)
+{
+    GRID_STRIDE(i, n) y[i] += to_float(x[i]);
+}
+
+extern "C" int cuda_add_bf16(struct stream *s, float *y, const void *x, int64_t n)
+{
+    if (n == 0) return OK;
+    return cuda_status(s, GPU_LAUNCH(add_bf16_kernel, grid_for(n), dim3(THREADS), 0, s->q, y, (const gbf16 *)x, n), "attn_bwd");
+}
+
 static int64_t rows_covered(struct attn_spans spans)
 {
     int64_t rows = 0;
@@ -57,6 +91,8 @@ static int attn_fwd(struct stream *s, enum dtype dt, enum dtype dto, void *o, vo
         if ((rc = cuda_status(s, e, "attn_fwd")) != OK) return rc;
     }
     if (spans.n == 0) return OK;
+    struct attn_library *lib = s->library;
+    if (lib && lib->takes(lib, dt, dto, n, spans, merge) && (rc = lib->fwd(lib, s, dto, o, (float *)lse, q, k, v, n, spans)) != E_UNSUPPORTED) return rc;
     return flash_takes(s, dt, n) ? flash_fwd(s, dto, o, (float *)lse, q, k, v, n, spans, merge, ws) : plain_fwd(s, dt, dto, o, (float *)lse, q, k, v, n, spans, merge, ws);
 }
 
@@ -77,6 +113,9 @@ static int attn_bwd(struct stream *s, enum dtype dt, void *dq, void *dk, void *d
 {
     int rc = check(s, "attn_bwd", dt, n);
     if (rc != OK || n.Tq == 0 || spans.n == 0) return rc;
+    struct attn_library *lib = s->library;
+    if (lib && lib->takes(lib, dt, DT_F32, n, spans, false) &&
+        (rc = lib->bwd(lib, s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans)) != E_UNSUPPORTED) return rc;
     if (flash_takes(s, dt, n)) return flash_bwd(s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
     return plain_bwd(s, dt, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
 }
@@ -97,7 +136,11 @@ static void attn_choose(struct stream *s, enum attn_impl impl, enum dtype dt, st
 
 static const char *attn_name(struct stream *s, enum dtype dt, struct attn_shape n)
 {
-    if (flash_takes(s, dt, n)) return "flash";
+    if (s->library && dt == DT_BF16) {
+        (void)snprintf(s->attn_text, sizeof s->attn_text, "%s for rows of one document, flash for the others", s->library->name);
+        return s->attn_text;
+    }
+    if (flash_takes(s, dt, n)) return s->attn_why[0] ? s->attn_why : "flash";
     if (s->attn == ATTN_EAGER) return "plain";
     (void)snprintf(s->attn_text, sizeof s->attn_text, "plain: flash takes bfloat16 and head widths that are multiples of 8, this is %s and %lld", dtype_name(dt), (long long)n.D);
     return s->attn_text;

@@ -270,6 +270,7 @@ template <int W, int BN, int WARPS> static int queries(struct stream *s, const b
     return cuda_status(s, GPU_LAUNCH((bwd_queries_kernel<W, BN, WARPS>), grid, dim3(WARPS * 32), SHARED, s->q, p), "attn_bwd");
 }
 
+#ifndef ATTENTION_KERNELS_ONLY      // tests/bench/tiles.cu makes other sizes of them
 enum { KEY_WARPS = 8, QUERY_WARPS = 4 };
 
 extern "C" int flash_bwd(struct stream *s, float *dq, float *dk, float *dv, const void *dout, const void *q, const void *k, const void *v, const float *lse,
@@ -290,3 +291,4 @@ extern "C" int flash_bwd(struct stream *s, float *dq, float *dk, float *dv, cons
     if (n.D <= 128) return queries<128, 64, QUERY_WARPS>(s, p);
     return queries<256, 32, QUERY_WARPS>(s, p);
 }
+#endif

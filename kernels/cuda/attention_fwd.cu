@@ -15,7 +15,7 @@ struct fwd_args {
 };
 
 template <int W, int BN, int WARPS, class OUT>
-static __global__ void __launch_bounds__(WARPS * 32, 2) fwd_kernel(const fwd_args p)
+static __global__ void __launch_bounds__(WARPS * 32, WARPS <= 4 ? 2 : 1) fwd_kernel(const fwd_args p)
 {
     constexpr int BM = WARPS * 16, N_THREADS = WARPS * 32;
     GPU_DYN_SHARED(char, shared);
@@ -165,6 +165,7 @@ template <int W, int BN, int WARPS, class OUT> static int launch(struct stream *
     return cuda_status(s, GPU_LAUNCH((fwd_kernel<W, BN, WARPS, OUT>), grid, dim3(WARPS * 32), SHARED, s->q, p), "attn_fwd");
 }
 
+#ifndef ATTENTION_KERNELS_ONLY      // tests/bench/tiles.cu makes other sizes of them
 template <class OUT> static int by_width(struct stream *s, const fwd_args &p, struct attn_spans spans, void *ws)
 {
     if (p.D <= 64) return launch<64, 64, 4, OUT>(s, p, spans, ws);
@@ -178,3 +179,4 @@ extern "C" int flash_fwd(struct stream *s, enum dtype dto, void *o, float *lse, 
     fwd_args p = { (const gbf16 *)q, (const gbf16 *)k, (const gbf16 *)v, o, lse, {}, n.Tq, n.H, n.Hkv, n.window, (int)n.D, n.scale * LOG2E, merge };
     return dto == DT_F32 ? by_width<float>(s, p, spans, ws) : by_width<gbf16>(s, p, spans, ws);
 }
+#endif

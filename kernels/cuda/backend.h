@@ -19,6 +19,8 @@ struct stream {
     double *parts;              /* [CUDA_SUM_PARTS], device: sumsq's partial sums */
     enum attn_impl attn;        /* attn_choose; ATTN_FLASH until then (stream_new) */
     char text[300];             /* why the last call failed */
+    struct attn_library *library;   /* attention by cuDNN; NULL: by our own kernels (choose.c) */
+    char attn_why[300];         /* "flash: why no library" */
     char attn_text[300];        /* attn_name's answer */
 };
 
@@ -45,6 +47,8 @@ void cuda_fill_rope(struct kernel_ops *ops);
 void cuda_fill_loss(struct kernel_ops *ops);
 void cuda_fill_optimizer(struct kernel_ops *ops);
 void cuda_fill_attention(struct kernel_ops *ops);
+void cuda_fill_choose(struct kernel_ops *ops);          /* last: it keeps the table for its check */
+void cuda_library_release(struct stream *s);
 
 #ifdef __cplusplus
 }

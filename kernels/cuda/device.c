@@ -107,6 +107,7 @@ static void host_free(void *p, size_t bytes)
 static void stream_free(struct stream *s)
 {
     if (s == NULL) return;
+    cuda_library_release(s);
     cuda_matmul_release(s);
     if (s->parts) (void)cudaFree(s->parts);
     if (s->q) (void)cudaStreamDestroy(s->q);

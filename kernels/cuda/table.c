@@ -14,5 +14,6 @@ const struct kernel_ops *ringmaster_cuda_ops(void)
     cuda_fill_loss(&ops);
     cuda_fill_optimizer(&ops);
     cuda_fill_attention(&ops);
+    cuda_fill_choose(&ops);
     return &ops;
 }

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "kernels/cuda/library.h"
 #include "tests/gpusim/target.h"
 
 static const struct kernel_ops *cpu;
@@ -309,6 +310,75 @@ START_TEST(kernel_choice)
 }
 END_TEST
 
+// What cuDNN's backward gets in O's place: its product with dO is delta, at any size of dO.
+START_TEST(projection)
+{
+    int64_t T = 9, H = 3, D = 64, stride = 12;
+    tensor dout(DT_BF16, T * H * D), out(DT_BF16, T * H * D), delta(DT_F32, H * stride), sum(DT_F32, 1000), x(DT_BF16, 1000);
+    for (int64_t r = 0; r < T * H; r++)
+        for (int64_t d = 0; d < D; d++) {
+            float size = r == 4 ? 0.0f : r == 5 ? 1e-25f : r == 6 ? 1e25f : 1.0f;
+            dout.h[r * D + d] = f32_to_bf16(bf16_to_f32(dout.h[r * D + d]) * size);
+            if (r == 5 || r == 6) delta.f[r % H * stride + r / H] = size * 0.3f;
+        }
+    ck_assert_int_eq(on_gpu(cuda_project(gs, out.p(), dout.p(), delta.f.data(), stride, T, H, D)), OK);
+    for (int64_t r = 0; r < T * H; r++) {
+        double got = 0, terms = 0, want = r == 4 ? 0 : (double)delta.f[r % H * stride + r / H];
+        for (int64_t d = 0; d < D; d++) {
+            double term = (double)dout.at(r * D + d) * (double)out.at(r * D + d);
+            got += term;
+            terms += fabs(term);
+        }
+        ck_assert_msg(fabs(got - want) <= terms / 256, "row %lld: %g, expected %g", (long long)r, got, want);
+    }
+    tensor before = sum;
+    ck_assert_int_eq(on_gpu(cuda_add_bf16(gs, sum.f.data(), x.p(), 1000)), OK);
+    for (int i = 0; i < 1000; i++) ck_assert(sum.f[i] == before.f[i] + x.at(i));
+}
+END_TEST
+
+// A library that says yes to one shape and then cannot after all: our kernel runs, and what it made is right.
+static struct { struct attn_library base; int fwd, bwd, rc; } fake;
+static bool fake_takes(const struct attn_library *, enum dtype, enum dtype, struct attn_shape n, struct attn_spans spans, bool merge) { return n.D == 64 && spans.n == 1 && !merge; }
+static int fake_fwd(struct attn_library *, struct stream *, enum dtype, void *, float *, const void *, const void *, const void *, struct attn_shape, struct attn_spans)
+{
+    fake.fwd++;
+    return fake.rc;
+}
+static int fake_bwd(struct attn_library *, struct stream *, float *, float *, float *, const void *, const void *, const void *, const void *, const float *, const float *,
+                    struct attn_shape, struct attn_spans)
+{
+    fake.bwd++;
+    return fake.rc;
+}
+
+START_TEST(library)
+{
+    int64_t T = 33, D = 64;
+    shared<attn_span> one(1, attn_span{ 0, T, 0, T, 0 });
+    struct attn_spans spans = { one.data(), one.data(), 1 };
+    struct attn_shape n = { T, T, 1, 1, D, 0.125f, 0 };
+    tensor q(DT_BF16, T * D), k = q, v = q, o1(DT_F32, T * D), o2(DT_F32, T * D), l1(DT_F32, T), l2(DT_F32, T), g(DT_F32, T * D);
+    shared<char> ws(gpu->attn_ws(DT_BF16, n, 1) + 64);
+    ck_assert_int_eq(on_gpu(gpu->attn_fwd(gs, DT_BF16, DT_F32, o1.p(), l1.p(), q.p(), k.p(), v.p(), n, spans, false, ws.data())), OK);
+    fake.base.takes = fake_takes, fake.base.fwd = fake_fwd, fake.base.bwd = fake_bwd;
+    gs->library = &fake.base;
+    for (int rc : { (int)OK, (int)E_CUDA, (int)E_UNSUPPORTED }) {
+        fake.rc = rc;
+        int want = rc == E_UNSUPPORTED ? (int)OK : rc;
+        ck_assert_int_eq(gpu->attn_fwd(gs, DT_BF16, DT_F32, o2.p(), l2.p(), q.p(), k.p(), v.p(), n, spans, false, ws.data()), want);
+        ck_assert_int_eq(gpu->attn_bwd(gs, DT_BF16, g.p(), g.p(), g.p(), q.p(), q.p(), k.p(), v.p(), l1.p(), l1.p(), n, spans, ws.data()), want);
+    }
+    ck_assert_int_eq(target_wait(gs), OK);
+    ck_assert_int_eq(fake.fwd, 3);
+    ck_assert_int_eq(fake.bwd, 3);
+    same(o1, o2, 0, "o when the library declines");
+    ck_assert_int_eq(gpu->attn_fwd(gs, DT_BF16, DT_F32, o2.p(), l2.p(), q.p(), k.p(), v.p(), n, spans, true, ws.data()), OK);
+    ck_assert_int_eq(fake.fwd, 3);
+    gs->library = NULL;
+}
+END_TEST
+
 int main()
 {
     cpu = kernel_ops_cpu();
@@ -323,6 +393,8 @@ int main()
     tcase_add_test(t[1], masked_keys_and_base);
     tcase_add_loop_test(t[1], sampled_rows, 0, 2);
     tcase_add_test(t[1], kernel_choice);
+    tcase_add_test(t[1], projection);
+    tcase_add_test(t[1], library);
     tcase_add_loop_test(t[0], products, 0, 16);
     for (TCase *c : t) {
         tcase_set_timeout(c, 240);
