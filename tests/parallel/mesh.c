@@ -70,6 +70,44 @@ START_TEST(refused)
 }
 END_TEST
 
+/* auto by the speed between ranks: 8 ranks, 32/8 heads, bfloat16. Fast links: Ulysses, which computes whole documents; slow ones: what hides most. */
+static const struct { double link, attn; int64_t T; int U, R; bool overlap; } weighed[] = {
+    { 360e9, 600e12, 131072, 8, 1, true },          /* NVLink */
+    { 360e9, 600e12, 4096, 8, 1, true },
+    { 20e9, 400e12, 131072, 1, 8, true },           /* PCIe: the ring's hops are hidden */
+    { 1e9, 600e12, 131072, 8, 1, true },            /* nothing is: what sends least */
+    { 5e9, 50e9, 32768, 8, 1, true },               /* CPU ranks */
+    { 20e9, 400e12, 131072, 8, 1, false },          /* nothing hides without overlap */
+};
+START_TEST(auto_weighs_the_links)
+{
+    static const char text[] = "{\"model\":\"x\",\"dataset\":[\"x\"],\"output_dir\":\"x\",\"nproc_per_node\":8,\"sequence_parallel_size\":8,\"torch_dtype\":\"bfloat16\"}";
+    struct spec s;
+    struct problems p = { 0 };
+    struct mesh m, again;
+    struct error err = { 0 };
+    ck_assert_int_eq(spec_parse(&s, text, sizeof text - 1, &p), OK);
+    s.max_length = weighed[_i].T, s.enable_sequence_overlap = weighed[_i].overlap;
+    struct link_speed v = { weighed[_i].link, weighed[_i].attn, "given" };
+    ck_assert(mesh_undecided(&s, 32, 8));
+    ck_assert_int_eq(mesh_choose_at(&m, &s, 32, 8, 0, &v, &err), OK);
+    ck_assert_msg(m.U == weighed[_i].U && m.R == weighed[_i].R, "U %d R %d: %s", m.U, m.R, m.why);
+    ck_assert_ptr_nonnull(strstr(m.why, "GB/s between ranks (given)"));
+    for (int r = 1; r < 8; r++) {                   /* the same everywhere, and a little noise changes nothing */
+        struct link_speed noisy = { v.link_Bps * (r % 2 ? 1.01 : 0.99), v.attn_flops * (r % 3 ? 1.01 : 0.99), "measured" };
+        ck_assert_int_eq(mesh_choose_at(&again, &s, 32, 8, r, &noisy, &err), OK);
+        ck_assert(again.U == m.U && again.R == m.R);
+    }
+    s.link_speed_gb_s = weighed[_i].link / 1e9;
+    struct link_speed given = link_speed_assumed(&s, "cuda");
+    ck_assert_double_eq_tol(given.link_Bps, weighed[_i].link, 1);
+    ck_assert_str_eq(given.how, "given");
+    s.ring_size = 8;
+    ck_assert(!mesh_undecided(&s, 32, 8));
+    spec_release(&s);
+}
+END_TEST
+
 /* The examples of the reference: Llama-8B (32/8 heads, d 128), S = 131072, MB per rank and layer. */
 static const struct { int64_t H, Hkv; int U, R; double fwd, bwd; } published[] = {
     { 32, 8, 2, 1, 671, 671 }, { 32, 8, 8, 1, 294, 294 }, { 32, 8, 1, 2, 268, 1342 }, { 32, 8, 1, 8, 470, 1544 }, { 16, 2, 8, 1, 176, 176 }, { 16, 2, 1, 8, 117, 386 },
@@ -89,6 +127,7 @@ int main(void)
     TCase *t = tcase_create("mesh");
     tcase_add_loop_test(t, chosen, 0, (int)(sizeof good / sizeof good[0]));
     tcase_add_loop_test(t, refused, 0, (int)(sizeof bad / sizeof bad[0]));
+    tcase_add_loop_test(t, auto_weighs_the_links, 0, (int)(sizeof weighed / sizeof weighed[0]));
     tcase_add_loop_test(t, volumes, 0, (int)(sizeof published / sizeof published[0]));
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

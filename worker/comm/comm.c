@@ -68,6 +68,7 @@ void comm_close(struct comm_world *w)
         w->ops->mem_free(w->memory, (size_t)w->shared_bytes);
     else if (w->memory)
         (void)munmap(w->memory, (size_t)w->shared_bytes);
+    free(w->door);
     free(w);
 }
 

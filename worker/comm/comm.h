@@ -31,8 +31,9 @@ struct comm_hop;                /* a transfer under way: a hop, or a reduction o
 /* shared_bytes: what comm_memory must provide on each rank (the plan's PLACE_SHARED arena), the same on all ranks.
  * deadline_ms: how long a peer may give no sign of life (shm: at most 4.5 s; it shows one all the time; nccl: how long a transfer
  * that has begun may take).
- * transport: "shm" | "nccl". A single rank works with either, without peers. */
-int comm_open(struct comm_world **w, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
+ * transport: "shm" | "nccl". A single rank works with either, without peers. name: tells this world from others that the same ranks open,
+ * one after the other; the same on all of them. */
+int comm_open(struct comm_world **w, const char *name, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err);
 void *comm_memory(struct comm_world *w);                /* shared_bytes of zeroed memory that peers can reach */
 /* Shared bytes the transport takes beside shared_bytes, per rank: the plan lists them. */

@@ -1,4 +1,6 @@
 /* open.c - comm_open: the transport by its name (nccl comes out of the CUDA module), the rendezvous over the link to the keeper. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "worker/comm/transport.h"
@@ -23,11 +25,30 @@ static const struct comm_transport *find(const char *name)
     return get ? get() : NULL;
 }
 
-static int put(void *arg, const char *key, const char *value, struct error *err) { return link_put(arg, key, value, err); }
-static int get(void *arg, const char *key, char **value, int timeout_ms, struct error *err) { return link_get(arg, key, value, timeout_ms, err); }
-static bool lost(void *arg) { return link_peer_lost(arg); }
+/* The rendezvous of one world: keys carry its name, or a second world would find what the first has left there. */
+struct door { struct link *link; char name[24]; };
 
-int comm_open(struct comm_world **w, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
+static int put(void *arg, const char *key, const char *value, struct error *err)
+{
+    const struct door *d = arg;
+    char *full = xasprintf("%s.%s", d->name, key);
+    int rc = link_put(d->link, full, value, err);
+    free(full);
+    return rc;
+}
+
+static int get(void *arg, const char *key, char **value, int timeout_ms, struct error *err)
+{
+    const struct door *d = arg;
+    char *full = xasprintf("%s.%s", d->name, key);
+    int rc = link_get(d->link, full, value, timeout_ms, err);
+    free(full);
+    return rc;
+}
+
+static bool lost(void *arg) { return link_peer_lost(((const struct door *)arg)->link); }
+
+int comm_open(struct comm_world **w, const char *name, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err)
 {
     *w = NULL;
@@ -36,8 +57,14 @@ int comm_open(struct comm_world **w, const char *transport, const struct kernel_
     if (t == NULL && world == 1 && strcmp(transport, "nccl") == 0) t = &alone;
     if (t == NULL) return error_set(err, E_UNSUPPORTED, "this build has no transport \"%s\" (%s); more than one rank needs it", transport,
                                     strcmp(transport, "nccl") == 0 ? "its CUDA backend was built without NCCL" : "it has shm and nccl");
-    struct comm_meeting m = { put, get, lost, link };
-    return comm_open_with(w, t, ops, &m, rank, world, shared_bytes, deadline_ms, err);
+    struct door *d = xcalloc(1, sizeof *d);
+    d->link = link;
+    (void)snprintf(d->name, sizeof d->name, "%s", name);
+    struct comm_meeting m = { put, get, lost, d };
+    int rc = comm_open_with(w, t, ops, &m, rank, world, shared_bytes, deadline_ms, err);
+    if (rc == OK) (*w)->door = d;
+    else free(d);
+    return rc;
 }
 
 int64_t comm_overhead_bytes(const char *transport, int world)

@@ -60,6 +60,7 @@ struct comm_world {
     struct comm_count counts[COMM_KINDS];
     double late_s;                  /* the transport adds here while a call runs; comm.c moves it to the call's kind */
     struct comm *groups;
+    void *door;                     /* comm_open's, freed with the world */
     void *priv;                     /* the transport's */
 };
 

@@ -1,7 +1,8 @@
 /* mesh.c - the degrees, and the groups of ranks they make (see mesh.h).
  *
- * auto: Ulysses sends each token once and runs the plain kernel on whole documents, so it takes as many ranks as the heads allow;
- * the ring takes the rest. */
+ * auto: of all U x R that the heads allow, the one whose attention takes the least time by the formulas of volume.c, at the speed of the link
+ * between ranks and of the attention kernel. Ulysses sends each token once and runs the plain kernel on whole documents; a ring may send more but
+ * hides it behind arithmetic, which pays where links are slow. Within TIE of the best the larger U is taken: choices do not hang on noise. */
 #include "worker/parallel/mesh.h"
 
 #include <stdio.h>
@@ -24,17 +25,69 @@ static int refuse_heads(int64_t H, int64_t Hkv, int U, const char *field, struct
                      "key/value heads divide by it or it by them; the ring (ring_size) has no such limit", field, U, (long long)H, (long long)Hkv);
 }
 
-/* Bytes U x R sends in a training step, as a share of what a ring of P would. Neither T nor D matters for it. */
-static double share_of_ring(int64_t H, int64_t Hkv, int U, int R)
+#define TIE 1.05
+enum { HEAD_WIDTH = 128 };          /* as most models have it; it cancels but for the moment that every transfer costs */
+
+struct link_speed link_speed_assumed(const struct spec *spec, const char *device)
 {
-    int P = U * R;
-    struct volume_dims d = { H, Hkv, 1, 2, 4, U, R }, ring = { H, Hkv, 1, 2, 4, 1, P };
-    struct volume a = volume_of_layer(d, (int64_t)P * P), b = volume_of_layer(ring, (int64_t)P * P);
-    return (double)(a.fwd + a.bwd) / (double)(b.fwd + b.bwd);
+    bool gpu = strcmp(device, "cuda") == 0;
+    struct link_speed v = { gpu ? 200e9 : 5e9, gpu ? 400e12 : 50e9, "assumed" };      /* NVLink of an H100 node; memory and AVX-512 of a small machine */
+    if (spec->link_speed_gb_s > 0) v = (struct link_speed){ spec->link_speed_gb_s * 1e9, v.attn_flops, "given" };
+    return v;
+}
+
+static int group_size(const struct spec *spec)
+{
+    int64_t U = spec->ulysses_size > 0 ? spec->ulysses_size : 1, R = spec->ring_size > 0 ? spec->ring_size : 1;
+    return (int)(spec->sequence_parallel_size > 0 ? spec->sequence_parallel_size : U * R);
+}
+
+bool mesh_undecided(const struct spec *spec, int64_t H, int64_t Hkv)
+{
+    int P = group_size(spec), most = largest_split(P, H, Hkv, P);
+    return strcmp(spec->sequence_parallel_method, "auto") == 0 && spec->ulysses_size == 0 && spec->ring_size == 0 && most > 1;
+}
+
+static double seconds_of(const struct spec *spec, int64_t H, int64_t Hkv, int U, int R, const struct link_speed *v, double *share)
+{
+    int64_t b = strcmp(spec->torch_dtype, "float32") == 0 ? 4 : 2, T = spec->max_length * spec->per_device_train_batch_size / (U * R) * (U * R);
+    struct volume_dims d = { H, Hkv, HEAD_WIDTH, b, 4, U, R };
+    double exposed, s = volume_seconds(d, T > 0 ? T : U * R, v->link_Bps, v->attn_flops, spec->enable_sequence_overlap, &exposed);
+    *share = exposed / s;
+    return s;
+}
+
+/* The degrees with the least time, and why. */
+static void weigh(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int P, const struct link_speed *v, int *U, int *R)
+{
+    double best = 0, share = 0, other_share = 0, s;
+    int n = 0, first = 0;
+    for (int u = P; u >= 1; u--) {
+        double at;
+        if (P % u != 0 || !volume_splits(H, Hkv, u)) continue;
+        s = seconds_of(spec, H, Hkv, u, P / u, v, &at);
+        if (n++ == 0) first = u, other_share = at;
+        if (n == 1 || s * TIE < best) {
+            best = s;
+            share = at;
+            *U = u;
+        }
+    }
+    *R = P / *U;
+    char chosen[48], link[80];
+    (void)snprintf(chosen, sizeof chosen, *R == 1 ? "ulysses x %d" : *U == 1 ? "ring x %d" : "ulysses x %d, ring x %d", *U == 1 ? *R : *U, *R);
+    (void)snprintf(link, sizeof link, "at %.3g GB/s between ranks (%s)", v->link_Bps / 1e9, v->how);
+    if (n == 1)
+        (void)snprintf(m->why, sizeof m->why, "auto: ring x %d, as %lld query and %lld key/value heads cannot be split over any factor of it", *R, (long long)H, (long long)Hkv);
+    else if (*U == first)
+        (void)snprintf(m->why, sizeof m->why, "auto: %s%s, the most that %lld/%lld heads allow: %.2g %% of attention's time is waiting, %s", chosen, *U > Hkv ? " (kv heads replicated)" : "",
+                       (long long)H, (long long)Hkv, 100 * share, link);
+    else
+        (void)snprintf(m->why, sizeof m->why, "auto: %s: %.2g %% of attention's time is waiting, with ulysses x %d it were %.2g %%, %s", chosen, 100 * share, first, 100 * other_share, link);
 }
 
 /* U and R within a group of P ranks. */
-static int choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int P, struct error *err)
+static int choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int P, const struct link_speed *speed, struct error *err)
 {
     const char *method = spec->sequence_parallel_method;
     int U = (int)spec->ulysses_size, R = (int)spec->ring_size;
@@ -61,19 +114,9 @@ static int choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hk
         (void)snprintf(m->why, sizeof m->why, "hybrid: ulysses x %d (most that %lld/%lld heads and %d ranks allow), ring x %d", U, (long long)H,
                        (long long)Hkv, P, R);
     } else {
-        U = largest_split(P, H, Hkv, P);
-        R = P / U;
-        int percent = (int)(100 * share_of_ring(H, Hkv, U, R) + 0.5);
-        if (P == 1)
-            (void)snprintf(m->why, sizeof m->why, "one rank holds the whole row");
-        else if (U == 1)
-            (void)snprintf(m->why, sizeof m->why, "auto: ring x %d, as %lld query and %lld key/value heads cannot be split over any factor of it", R, (long long)H, (long long)Hkv);
-        else if (R == 1)
-            (void)snprintf(m->why, sizeof m->why, "auto: ulysses x %d splits %lld query heads evenly%s and sends %d %% of what a ring would", U, (long long)H,
-                           U > Hkv ? " (key/value heads replicated)" : "", percent);
-        else
-            (void)snprintf(m->why, sizeof m->why, "auto: ulysses x %d is the most that %lld/%lld heads allow, ring x %d takes the rest; sends %d %% of what a ring alone would", U,
-                           (long long)H, (long long)Hkv, R, percent);
+        U = R = 1;
+        if (P == 1) (void)snprintf(m->why, sizeof m->why, "one rank holds the whole row");
+        else weigh(m, spec, H, Hkv, P, speed, &U, &R);
     }
     if ((int64_t)U * R != P)
         return error_set(err, E_INVALID, "ulysses_size x ring_size: %d x %d is not sequence_parallel_size, %d", U, R, P);
@@ -83,22 +126,28 @@ static int choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hk
     return OK;
 }
 
-int mesh_choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int rank, struct error *err)
+int mesh_choose_at(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int rank, const struct link_speed *speed, struct error *err)
 {
     *m = (struct mesh){ .world = (int)spec->nproc_per_node, .rank = rank };
     int64_t U = spec->ulysses_size > 0 ? spec->ulysses_size : 1, R = spec->ring_size > 0 ? spec->ring_size : 1;
-    int64_t P = spec->sequence_parallel_size > 0 ? spec->sequence_parallel_size : U * R;
+    int64_t P = group_size(spec);
     if (P > m->world || m->world % P != 0)
         return error_set(err, E_INVALID, "sequence_parallel_size: %lld does not divide nproc_per_node, %d", (long long)P, m->world);
     if (P % U != 0) return error_set(err, E_INVALID, "ulysses_size: %lld does not divide sequence_parallel_size, %lld", (long long)U, (long long)P);
     if (P % R != 0) return error_set(err, E_INVALID, "ring_size: %lld does not divide sequence_parallel_size, %lld", (long long)R, (long long)P);
-    int rc = choose(m, spec, H, Hkv, (int)P, err);
+    int rc = choose(m, spec, H, Hkv, (int)P, speed, err);
     if (rc != OK) return rc;
     m->dp = m->world / (int)P;
     m->u = rank % m->U;
     m->r = rank / m->U % m->R;
     m->dp_rank = rank / (int)P;
     return OK;
+}
+
+int mesh_choose(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hkv, int rank, struct error *err)
+{
+    struct link_speed v = link_speed_assumed(spec, spec->device);
+    return mesh_choose_at(m, spec, H, Hkv, rank, &v, err);
 }
 
 /* n ranks from `first` on, `step` apart. */

@@ -24,4 +24,9 @@ struct volume volume_of_layer(struct volume_dims d, int64_t T);
 int64_t volume_kv_hop(struct volume_dims d, int64_t T);
 int64_t volume_acc_hop(struct volume_dims d, int64_t T);
 
+/* Seconds of attention in one layer, forward and backward, on one rank for a row of T tokens in one document: kernels at attn_flops FLOP/s (a ring's blocks
+ * are smaller and slower), all of the exchange at link_Bps, and of ring hops what the block at hand does not hide (all of them without overlap); each
+ * transfer costs a moment of its own. *exposed: the communication in it. */
+double volume_seconds(struct volume_dims d, int64_t T, double link_Bps, double attn_flops, bool overlap, double *exposed);
+
 #endif

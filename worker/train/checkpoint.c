@@ -428,6 +428,16 @@ static int translate_position(const char *dir, const cJSON *own, const struct sp
     return OK;
 }
 
+void checkpoint_degrees(const char *dir, int *U, int *R)
+{
+    cJSON *o = NULL;
+    int64_t u = 0, v = 0;
+    bool told = read_state(dir, &o, NULL) == OK && json_int(json_get(o, "ringmaster"), "ulysses", &u) && json_int(json_get(o, "ringmaster"), "ring", &v);
+    *U = told && u > 0 && u <= 4096 ? (int)u : 0;
+    *R = told && v > 0 && v <= 4096 ? (int)v : 0;
+    cJSON_Delete(o);
+}
+
 int checkpoint_check_data(const char *dir, const struct spec *spec, int dp, const struct loader_info *info, struct progress *p, struct error *err)
 {
     cJSON *o = NULL;

@@ -63,12 +63,13 @@ static int lay_out(struct plan *p, const struct spec *spec, const struct model_c
 {
     *p = (struct plan){ .policy = policy, .world = world, .limit_bytes = limit_of(spec, ops) };
     p->ranks = xcalloc((unsigned long)world, sizeof *p->ranks);
+    struct link_speed speed = link_speed_assumed(spec, ops->name);
     int rc = OK;
     for (int i = 0; i < world && rc == OK; i++) {
         struct job *j = &p->ranks[i];
         *j = (struct job){ .spec = spec, .config = config, .ops = ops, .policy = policy };
         for (int k = 0; k < MEM_PLACES; k++) arena_init(&j->arenas[k], (enum mem_place)k, NULL, 0);
-        rc = mesh_choose(&j->mesh, spec, config->H, config->Hkv, i, err);
+        rc = mesh_choose_at(&j->mesh, spec, config->H, config->Hkv, i, &speed, err);
         if (rc == OK) rc = job_layout(j, err);
         if (rc != OK) break;
         int64_t peak = counted(j);

@@ -15,6 +15,8 @@
 
 #include "api/file.h"
 #include "api/message.h"
+#include "worker/parallel/links.h"
+#include "worker/parallel/volume.h"
 #include "worker/train/checkpoint.h"
 #include "worker/train/evaluate.h"
 #include "worker/train/plan.h"
@@ -136,7 +138,7 @@ static int take_memory(struct run *r, int64_t shared_bytes, struct error *err)
     if (rc != OK) return rc;
     if (shared_bytes < bytes[PLACE_SHARED]) shared_bytes = bytes[PLACE_SHARED];
 
-    rc = comm_open(&r->world, job_transport(j->ops), j->ops, r->link, j->mesh.rank, j->mesh.world, shared_bytes,
+    rc = comm_open(&r->world, "job", job_transport(j->ops), j->ops, r->link, j->mesh.rank, j->mesh.world, shared_bytes,
                    (int)r->spec->stall_timeout_ms, err);
     if (rc == OK) rc = mesh_connect(&j->mesh, r->world, err);
     if (rc == OK && bytes[PLACE_DEVICE] > 0) rc = j->ops->mem_alloc(&r->device_memory, (size_t)bytes[PLACE_DEVICE], err);
@@ -189,6 +191,38 @@ static void show_progress(void *arg, const char *what, int64_t done, int64_t tot
         (void)fprintf(stderr, "\r%s %" PRId64 "/%" PRId64 "%s", what, done, total, done >= total ? "\n" : "");
 }
 
+/* auto's degrees, the same on all ranks, into the spec and the mesh: as a checkpoint had them, else by the speed of the links. */
+static int choose_degrees(struct run *r, int rank, int world, const char *resume, const struct model_config *config, struct error *err)
+{
+    struct job *j = &r->job;
+    struct spec *spec = &r->decided;
+    struct mesh assumed, chosen;
+    struct link_speed speed = link_speed_assumed(spec, j->ops->name);
+    bool open = mesh_undecided(spec, config->H, config->Hkv);
+    int U = 0, R = 0, rc = mesh_choose_at(&assumed, spec, config->H, config->Hkv, rank, &speed, err);
+    if (rc == OK && assumed.world != world)
+        return error_set(err, E_INVALID, "--world %d, but the spec asks for %d ranks (nproc_per_node)", world, assumed.world);
+    j->mesh = chosen = assumed;
+    if (rc != OK || !open) return rc;
+    if (resume) checkpoint_degrees(resume, &U, &R);
+    if (U * R == assumed.U * assumed.R && volume_splits(config->H, config->Hkv, U)) {
+        spec->ulysses_size = U;
+        spec->ring_size = R;
+        rc = mesh_choose(&chosen, spec, config->H, config->Hkv, rank, err);
+        (void)snprintf(chosen.why, sizeof chosen.why, "auto: ulysses x %d, ring x %d, as in the checkpoint", U, R);
+    } else {
+        bool measure = spec->measure_links && spec->link_speed_gb_s <= 0 && j->ops == kernel_ops_cpu();
+        if (measure) rc = links_measure(&speed, job_transport(j->ops), j->ops, r->link, rank, world, (int)spec->stall_timeout_ms, err);
+        if (rc == OK) rc = mesh_choose_at(&chosen, spec, config->H, config->Hkv, rank, &speed, err);
+        spec->ulysses_size = chosen.U;
+        spec->ring_size = chosen.R;
+        if (rc == OK && rank == 0 && measure)
+            run_event(r, "info", "parallel", "%s%s", chosen.why, chosen.U == assumed.U ? "" : "; the plan had assumed another");
+    }
+    j->mesh = chosen;
+    return rc;
+}
+
 static int start(struct run *r, int rank, int world, const char *resume, struct model_config *config, struct error *err)
 {
     struct job *j = &r->job;
@@ -197,9 +231,8 @@ static int start(struct run *r, int rank, int world, const char *resume, struct 
     int rc = plan_device(r->spec, &j->ops, err);
     if (rc == OK) rc = j->ops->device_open(j->ops == kernel_ops_cpu() ? 0 : rank % (int)r->spec->nproc_per_node, err);
     if (rc == OK) rc = model_config_read(config, r->spec->model, r->spec, err);
-    if (rc == OK) rc = mesh_choose(&j->mesh, r->spec, config->H, config->Hkv, rank, err);
+    if (rc == OK) rc = choose_degrees(r, rank, world, resume, config, err);
     if (rc != OK) return rc;
-    if (j->mesh.world != world) return error_set(err, E_INVALID, "--world %d, but the spec asks for %d ranks (nproc_per_node)", world, j->mesh.world);
     int sp = j->mesh.R * j->mesh.U;
     rc = agree_on_plan(r, resume, &shared_bytes, err);
     if (rc == OK) rc = loader_open(&r->loader, r->spec, j->mesh.dp_rank, j->mesh.dp, sp, show_progress, r, err);
@@ -378,10 +411,10 @@ static void say_error(struct run *r, const struct error *err)
 
 int run_rank(const struct spec *spec, int rank, int world, int link_fd, const char *resume, struct error *err)
 {
-    struct run r = { .spec = spec, .eval_loss = NAN, .quiet = rank != 0, .claim = { .fd = -1 } };
+    struct run r = { .spec = spec, .decided = *spec, .eval_loss = NAN, .quiet = rank != 0, .claim = { .fd = -1 } };
     struct model_config config = { 0 };
     r.progress.best_loss = NAN;
-    r.job.spec = spec;
+    r.spec = r.job.spec = spec = &r.decided;
     r.job.config = &config;
     if (resume == NULL) resume = spec->resume_from_checkpoint;
     set_threads(spec, world);

@@ -20,7 +20,8 @@ struct progress {
 };
 
 struct run {
-    const struct spec *spec;
+    const struct spec *spec;            /* of run_rank's caller, with the degrees that were chosen */
+    struct spec decided;                /* what it points to; the strings are the caller's */
     struct job job;
     struct link *link;
     struct comm_world *world;
