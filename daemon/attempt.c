@@ -687,7 +687,7 @@ bool attempts_flush(struct daemon *d)
         int64_t seq = seq_after(a, stored);
         for (int k = 0; k < stored; k++) cJSON_Delete(a->q[k].m);
         a->n_q -= stored;
-        memmove(a->q, a->q + stored, (size_t)a->n_q * sizeof *a->q);
+        if (a->n_q > 0) memmove(a->q, a->q + stored, (size_t)a->n_q * sizeof *a->q);
         more |= a->n_q > 0;
         a->dirty = false;
         for (int k = 0; k < a->n_ranks; k++) a->rank[k].dirty = false;

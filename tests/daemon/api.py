@@ -431,6 +431,85 @@ def test_no_token_where_others_can_read_it(new):
         assert s not in text, s
 
 
+def operations(d, id):
+    """(method, path) of the whole API, with something real in the braces where there is."""
+    fill = {"/v1/jobs/{id}": f"/v1/jobs/{id}", "{name}": "nothing", "{id}": "1"}
+    for path, ops in d.get("/openapi.json")["paths"].items():
+        for a, b in fill.items():
+            path = path.replace(a, b)
+        for method in ops:
+            yield method.upper(), path
+
+
+def test_every_change_needs_proof(new):
+    """Each route that is not GET, one after the other: no token, a cookie without a word of where it comes from, other sites, other types."""
+    d = new()
+    id = d.submit()
+    d.until(id, "succeeded")
+    cookie = {"Cookie": d.ask("GET", "/?token=" + d.token, token=None).headers["Set-Cookie"].split(";")[0]}
+    before = tables(d)
+    changes = [(m, p) for m, p in operations(d, id) if m != "GET"]
+    assert len(changes) > 15 and {m for m, _ in changes} == {"POST", "PATCH", "DELETE"}, changes
+    ask = lambda m, p, token=None, **h: d.ask(m, p, "{}" if m != "DELETE" else None, token=token, headers={k.replace("_", "-"): v for k, v in h.items()})
+    for m, p in changes:
+        problem(ask(m, p), 401)
+        problem(ask(m, p, **cookie), 403, "cross_site")
+        for token in (None, True):
+            problem(ask(m, p, token, **cookie, Origin="http://evil.example"), 403, "origin")
+            problem(ask(m, p, token, **cookie, Origin="null"), 403, "origin")
+            problem(ask(m, p, token, **cookie, Sec_Fetch_Site="cross-site"), 403, "cross_site")
+            problem(ask(m, p, token, **cookie, Sec_Fetch_Site="same-site"), 403, "cross_site")
+            problem(ask(m, p, token, **cookie, Host="rebound.example"), 403, "host")
+            if m != "DELETE":
+                problem(ask(m, p, token, **cookie, Content_Type="text/plain", Origin=f"http://127.0.0.1:{d.port}"), 415, "content_type")
+    for m in ("PUT", "TRACE", "OPTIONS", "PROPFIND", "get"):        # not on the list of methods: never run
+        assert ask(m, "/v1/jobs", True).status in (400, 403, 405), m
+    after = tables(d)
+    assert {k: v for k, v in after.items() if k != "audit"} == {k: v for k, v in before.items() if k != "audit"}, (before, after)
+
+
+def tables(d):
+    names = [n for n, in d.db("SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'")]
+    return {n: d.db(f"SELECT * FROM {n} ORDER BY 1, 2") for n in names}
+
+
+def test_reading_changes_nothing_and_every_reply_is_guarded(new):
+    d = new()
+    id = d.submit(output_dir=os.path.join(d.data, "o"))
+    d.until(id, "succeeded")
+    os.makedirs(os.path.join(d.data, "o"), exist_ok=True)
+    open(os.path.join(d.data, "o", "nothing"), "w").write("<script>")
+    before, seen = tables(d), set()
+    for m, path in operations(d, id):
+        if m != "GET" or path.endswith("/events"):
+            continue
+        for method in ("GET", "HEAD"):
+            for token in (True, None):
+                r = d.ask(method, path + ("?ids=j1,j1" if path == "/v1/compare" else ""), token=token)
+                seen.add(r.status)
+                assert r.headers["X-Content-Type-Options"] == "nosniff" and r.headers["X-Frame-Options"] == "DENY" and r.headers["Referrer-Policy"] == "no-referrer", (path, r.headers)
+                assert r.headers["Content-Security-Policy"].startswith("default-src 'self'; ") and "frame-ancestors 'none'" in r.headers["Content-Security-Policy"], path
+                assert not [h for h in r.headers if h.lower().startswith("access-control-")] and (path.startswith("/static/") or r.headers["Cache-Control"] == "no-store"), path
+    assert {200, 401} <= seen and tables(d) == before
+    s = d.stream()
+    assert s.r.headers["X-Content-Type-Options"] == "nosniff" and s.r.headers["Cache-Control"] == "no-store" and "Access-Control-Allow-Origin" not in s.r.headers
+    s.close()
+
+
+def test_only_this_machine_unless_told(new):
+    d = new()
+    inode = {os.readlink(f"/proc/{d.p.pid}/fd/{f}")[8:-1] for f in os.listdir(f"/proc/{d.p.pid}/fd") if os.readlink(f"/proc/{d.p.pid}/fd/{f}").startswith("socket:")}
+    listens = [l.split()[1] for name in ("tcp", "tcp6") for l in open(f"/proc/net/{name}").read().splitlines()[1:] if l.split()[3] == "0A" and l.split()[9] in inode]
+    assert listens == [f"0100007F:{d.port:04X}"], listens
+    for address in ("0.0.0.0", "::", "10.1.2.3"):
+        r = subprocess.run([d.args()[0], "--home", os.path.join(d.root, "other"), "--port", "0", "--bind", address], capture_output=True, timeout=20)
+        assert r.returncode == 2 and b"--remote" in r.stderr, r
+    other = new()
+    assert re.fullmatch(r"rm_[0-9a-f]{64}", d.token) and re.fullmatch(r"rm_[0-9a-f]{64}", other.token) and d.token != other.token
+    import hashlib
+    assert d.db("SELECT hash FROM tokens") == [(hashlib.sha256(d.token.encode()).hexdigest(),)]
+
+
 def test_methods_and_paths(new):
     d = new()
     r = d.ask("PUT", "/v1/jobs", {})

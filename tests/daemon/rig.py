@@ -1,18 +1,16 @@
 """Runs ringmasterd with fake workers and asks it what a client would ask. Standard library only.
 
 usage of a test file: main(globals()) runs every function test_*(new), several at once, and prints one line each; new(**flags) is a Daemon."""
-import concurrent.futures, http.client, json, os, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback
+import http.client, json, os, signal, socket, subprocess, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get("RM_BUILD") or os.path.join(HERE, "..", "..", "build")
+sys.path.insert(0, os.path.join(HERE, ".."))
+import runner
+from runner import BUILD, ROOT, Skip
+
 FAKE = os.path.join(HERE, "..", "keeper", "fake_worker.py")
-SANITIZED = b"__asan_init" in open(os.path.join(BUILD, "ringmasterd"), "rb").read()     # memory and exit times mean nothing then
-ROOT = tempfile.mkdtemp(prefix="rm-daemon-")
+SANITIZED = runner.sanitized("ringmasterd")
 FINAL = ("succeeded", "failed", "cancelled")
-
-
-class Skip(Exception):
-    pass
 
 
 class Reply:
@@ -29,6 +27,7 @@ class Reply:
 
 class Daemon:
     """fake: RM_FAKE of the workers; env: more environment; the rest are flags."""
+    p = None
 
     def __init__(self, fake="*:ok", env=None, home=None, start=True, step_s=0.02, **flags):
         self.root = tempfile.mkdtemp(dir=ROOT)
@@ -154,19 +153,9 @@ class Daemon:
 
     def alive_now(self):
         try:
-            nonces = {b"RINGMASTER_ATTEMPT=" + n.encode() for n, in self.db("SELECT nonce FROM attempts")}
+            return runner.marked([n for n, in self.db("SELECT nonce FROM attempts")])
         except Exception:
             return []
-        found = []
-        for p in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                env = set(open(f"/proc/{p}/environ", "rb").read().split(b"\0"))
-                state = open(f"/proc/{p}/stat").read().rsplit(")", 1)[1].split()[0]
-            except OSError:
-                continue
-            if env & nonces and state not in "ZX":
-                found.append(int(p))
-        return found
 
     def end(self):
         if self.p and self.p.poll() is None:
@@ -225,45 +214,9 @@ class Stream:
         self.s.close()
 
 
+def judge(d):
+    assert "runtime error" not in d.log_text() and "AddressSanitizer" not in d.log_text(), d.log_text()
+
+
 def main(names, workers=6):
-    only = sys.argv[1:]
-    tests = [(n, f) for n, f in names.items() if n.startswith("test_") and (not only or n in only)]
-    failed = skipped = 0
-
-    def run(f):
-        live = []
-
-        def new(*a, **kw):
-            d = Daemon.__new__(Daemon)
-            live.append(d)
-            d.p = None
-            d.__init__(*a, **kw)
-            return d
-        try:
-            f(new)
-            for d in live:
-                assert "runtime error" not in d.log_text() and "AddressSanitizer" not in d.log_text(), d.log_text()
-            return None
-        except BaseException as e:
-            return e
-        finally:
-            for d in live:
-                d.end()
-
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        jobs = [(n, pool.submit(run, f)) for n, f in tests]
-        for name, job in jobs:
-            e = job.result()
-            if e is None:
-                print("ok  ", name)
-            elif isinstance(e, Skip):
-                skipped += 1
-                print("skip", name, "-", e)
-            else:
-                failed += 1
-                print("FAIL", name)
-                traceback.print_exception(e)
-            sys.stdout.flush()
-    shutil.rmtree(ROOT, ignore_errors=True)
-    print(f"{len(tests) - failed - skipped} passed, {failed} failed, {skipped} skipped")
-    sys.exit(1 if failed else 77 if skipped == len(tests) else 0)
+    runner.run(names, Daemon, judge, workers)

@@ -1,21 +1,20 @@
 """Runs keepers with fake workers and talks to them as the daemon does. Standard library only.
 
 usage of a test file: main(globals()) runs every function test_* (several at once: they mostly wait), prints one line each."""
-import concurrent.futures, json, os, shutil, signal, socket, subprocess, sys, tempfile, time, traceback
+import json, os, signal, socket, subprocess, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.environ.get("RM_BUILD") or os.path.join(HERE, "..", "..", "build")
+sys.path.insert(0, os.path.join(HERE, ".."))
+import runner
+from runner import BUILD, ROOT, Skip
+
 FAKE = os.path.join(HERE, "fake_worker.py")
-SANITIZED = b"__asan_init" in open(os.path.join(BUILD, "ringmaster-keeper"), "rb").read()
-ROOT = tempfile.mkdtemp(prefix="rm-keeper-")
-
-
-class Skip(Exception):
-    pass
+SANITIZED = runner.sanitized("ringmaster-keeper")
 
 
 class Keeper:
     """One attempt. Keyword arguments go into the spec; fake: RM_FAKE; env: more environment; wrap: a command in front."""
+    p = sock = None
 
     def __init__(self, fake="*:ok", world=2, env=None, foreground=False, dir=None, wrap=(), **spec):
         self.root = dir or tempfile.mkdtemp(dir=ROOT)
@@ -98,20 +97,13 @@ class Keeper:
 
     def pids(self):
         """Everything alive that inherited this attempt's mark."""
-        found = []
-        for p in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                env = open(f"/proc/{p}/environ", "rb").read().split(b"\0")
-                state = open(f"/proc/{p}/stat").read().rsplit(")", 1)[1].split()[0]
-            except OSError:
-                continue
-            if b"RINGMASTER_ATTEMPT=" + self.nonce.encode() in env and state not in "ZX":
-                found.append(int(p))
-        return found
+        return runner.marked([self.nonce])
 
     def end(self):
         if self.sock:
             self.sock.close()
+        if self.p is None:
+            return
         if self.p.poll() is None:
             self.p.kill()
         self.p.wait()
@@ -125,39 +117,4 @@ def is_step(rank, step):
 
 
 def main(names):
-    only = sys.argv[1:]
-    tests = [(n, f) for n, f in names.items() if n.startswith("test_") and (not only or n in only)]
-    failed = skipped = 0
-
-    def run(f):
-        live = []
-        def keeper(*a, **kw):
-            k = Keeper(*a, **kw)
-            live.append(k)
-            return k
-        try:
-            f(keeper)
-            return None
-        except BaseException as e:
-            return e
-        finally:
-            for k in live:
-                k.end()
-
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        jobs = [(n, time.monotonic(), pool.submit(run, f)) for n, f in tests]
-        for name, _, job in jobs:
-            e = job.result()
-            if e is None:
-                print("ok  ", name)
-            elif isinstance(e, Skip):
-                skipped += 1
-                print("skip", name, "-", e)
-            else:
-                failed += 1
-                print("FAIL", name)
-                traceback.print_exception(e)
-            sys.stdout.flush()
-    shutil.rmtree(ROOT, ignore_errors=True)
-    print(f"{len(tests) - failed - skipped} passed, {failed} failed, {skipped} skipped")
-    sys.exit(1 if failed else 77 if skipped == len(tests) else 0)
+    runner.run(names, Keeper)
