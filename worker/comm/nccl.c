@@ -241,7 +241,8 @@ static int look(void *arg, struct error *err)
         struct error said = { 0 };
         (void)m->get(m->arg, "nccl.lost", &none, 1, &said);     /* never put: what it says is why the rendezvous ended */
         free(none);
-        error_set(&why, E_PEER, "nccl: a peer was lost while rank %d waited for it%s%s", nc->w->rank, said.code == E_PEER ? ": " : "", said.code == E_PEER ? said.text : "");
+        const char *text = said.code == E_PEER ? strstr(said.text, ": ") : NULL;        /* behind "get nccl.lost" */
+        error_set(&why, E_PEER, "nccl: rank %d waits for a peer that is lost%s", nc->w->rank, text ? text : "");
         return lose(nc, &why, err);
     }
     for (struct team *t = nc->teams; t; t = t->next) {

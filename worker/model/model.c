@@ -359,7 +359,7 @@ int model_weights_changed(struct model *m, struct error *err)
 int model_collect(struct model *m, bool keep, struct error *err)
 {
     m->err = err;
-    return m->shards ? zero_weights_collect(m->shards, m->s, keep, err) : OK;
+    return m->shards && !m->lora ? zero_weights_collect(m->shards, m->s, keep, err) : OK;      /* with adapters, what is sharded is not saved */
 }
 
 void model_saved(struct model *m)
