@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/printable.h"
 #include "worker/data/tokenizer.h"
 #include "worker/model/merge.h"
 #include "worker/model/sampler.h"
@@ -14,7 +15,7 @@
 
 static int complain(const struct error *err)
 {
-    (void)fprintf(stderr, "ringmaster: %s\n", err->text);
+    print_line(stderr, "ringmaster: %s", err->text);
     return err->code == E_INVALID || err->code == E_UNSUPPORTED || err->code == E_NOTFOUND || err->code == E_LIMIT || err->code == E_CONFLICT ? 2 : 70;
 }
 
@@ -47,18 +48,49 @@ static bool read_number(const char *text, double min, double max, const char *na
     if (!text) return true;
     *out = strtod(text, &end);
     if (end != text && !*end && *out >= min && *out <= max) return true;
-    (void)fprintf(stderr, "ringmaster: --%s %s: expected a number from %g to %g\n", name, text, min, max);
+    print_line(stderr, "ringmaster: --%s %s: expected a number from %g to %g", name, text, min, max);
     return false;
+}
+
+/* Takes --json out of argv. */
+static bool take_json(int *argc, char **argv)
+{
+    int n = 0, before = *argc;
+    for (int i = 0; i < before; i++)
+        if (i == 0 || strcmp(argv[i], "--json") != 0) argv[n++] = argv[i];
+    *argc = n;
+    return n != before;
+}
+
+/* One more member; bytes that are no UTF-8 are spelled out, as people see them. */
+static void add_text(cJSON *o, const char *name, const char *text)
+{
+    char *shown = printable(text, strlen(text), true);
+    json_add_str(o, name, utf8_valid(text, strlen(text), NULL) ? text : shown);
+    free(shown);
+}
+
+static void print_json(cJSON *o)
+{
+    char *line = json_line(o);
+    (void)puts(line);
+    free(line);
+    cJSON_Delete(o);
 }
 
 int verb_merge(int argc, char **argv)
 {
+    bool json = take_json(&argc, argv);
     const char *base = NULL, *place[2];
     const struct option options[] = { { "base", &base }, { NULL, NULL } };
     struct error err = { 0 };
-    if (read_args(argc, argv, options, place, 2, "merge ADAPTER OUTPUT [--base MODEL]") != OK) return 2;
+    if (read_args(argc, argv, options, place, 2, "merge ADAPTER OUTPUT [--base MODEL] [--json]") != OK) return 2;
     if (merge_adapter(base, place[0], place[1], &err) != OK) return complain(&err);
-    (void)printf("%s\n", place[1]);
+    if (json) {
+        cJSON *o = cJSON_CreateObject();
+        add_text(o, "output", place[1]);
+        print_json(o);
+    } else print_line(stdout, "%s", place[1]);
     return 0;
 }
 
@@ -198,12 +230,13 @@ static struct ids stop_ids(const struct sample *s)
 
 int verb_sample(int argc, char **argv)
 {
+    bool json = take_json(&argc, argv);
     const char *base = NULL, *prompt = NULL, *max_text = NULL, *temperature_text = NULL, *seed_text = NULL, *device = "cpu", *dir;
     const struct option options[] = { { "base", &base }, { "prompt", &prompt }, { "max_new_tokens", &max_text }, { "temperature", &temperature_text }, { "seed", &seed_text },
                                       { "device", &device }, { NULL, NULL } };
     double max_new = 64, temperature = 0, seed = 42;
     struct error err = { 0 };
-    if (read_args(argc, argv, options, &dir, 1, "sample CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda]") != OK) return 2;
+    if (read_args(argc, argv, options, &dir, 1, "sample CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda] [--json]") != OK) return 2;
     if (!read_number(max_text, 1, 1e6, "max_new_tokens", &max_new) || !read_number(temperature_text, 0, 100, "temperature", &temperature)
         || !read_number(seed_text, 0, 9007199254740991.0, "seed", &seed)) return 2;
     struct sample s = { .ops = strcmp(device, "cuda") == 0 ? kernel_ops_cuda(&err) : kernel_ops_cpu() };
@@ -228,7 +261,18 @@ int verb_sample(int argc, char **argv)
         ids_release(&stop);
     }
     if (rc == OK) rc = tokenizer_decode(s.tokenizer, out, n_out, true, &text, &len, &err);
-    if (rc == OK) (void)printf("%s%s\n", prompt, text);
+    if (rc == OK && json) {
+        cJSON *o = cJSON_CreateObject();
+        add_text(o, "prompt", prompt);
+        add_text(o, "text", text);
+        json_add_int(o, "tokens", n_out);
+        print_json(o);
+    } else if (rc == OK && isatty(1)) {                         /* a model may have learned what a terminal obeys; a pipe gets the very bytes */
+        char *shown = printable(text, len, true), *asked = printable(prompt, strlen(prompt), true);
+        (void)printf("%s%s\n", asked, shown);
+        free(shown);
+        free(asked);
+    } else if (rc == OK) (void)printf("%s%s\n", prompt, text);
     free(text);
     free(out);
     ids_release(&in);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "api/json.h"
+#include "api/printable.h"
 #include "api/spec.h"
 
 /* Exit codes, for scripts and CI; `ringmaster help exit-codes` prints them. */
@@ -23,10 +24,11 @@ struct cli {
     const struct verb *verb;
     char **args; int n_args;            /* what is no flag, in order */
     char **rest; int n_rest;            /* after "--" */
-    cJSON *axes;                        /* --grid: {field: [values]} */
+    cJSON *axes;                        /* --grid: {field: [values]}; --random: {field: [values] or {min, max, log}} */
+    bool random;
     cJSON *fields;                      /* spec fields given as --field value or --set field=value */
     bool json, wait, follow, help, dry_run, once, force, new_run;
-    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *grid, *key, *output, *count, *cluster;
+    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *grid, *random_axis, *key, *output, *count, *sample_seed, *cluster;
 };
 
 enum {      /* which flags a verb takes, besides --json and --help */
@@ -61,10 +63,7 @@ cJSON *cli_field_value(const struct field *f, const char *text);
 /* Makes every relative path in a spec absolute. */
 void cli_absolute_paths(cJSON *spec, const char *folder);
 
-/* Text from elsewhere (names, reasons, logs) may hold sequences that a terminal obeys. printable() spells control characters out: \x1b for
- * C0, DEL and bytes that are no UTF-8, \u009b for C1; body keeps newline and tab. The caller frees. cli_printable does it to every string
- * and key of j, in place. */
-char *printable(const char *s, size_t n, bool body);
+/* printable() for every string and key of j, in place. */
 void cli_printable(cJSON *j);
 
 /* For people: "1.2 GiB", "12,345", "1:02:03"; each returns buf. */

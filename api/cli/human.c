@@ -55,26 +55,6 @@ int terminal_columns(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
-char *printable(const char *s, size_t n, bool body)
-{
-    char *out = xmalloc(4 * n + 1), *o = out;
-    for (size_t i = 0, k; i < n; i += k) {
-        unsigned char c = (unsigned char)s[i];
-        k = c < 0x80 ? 1 : c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
-        if (c >= 0x80 && (k > n - i || !utf8_valid(s + i, k, NULL))) {
-            k = 1;
-            o += sprintf(o, "\\x%02x", c);
-        } else if (c == 0xC2 && (unsigned char)s[i + 1] < 0xA0) o += sprintf(o, "\\u%04x", (unsigned char)s[i + 1]);
-        else if ((c < 0x20 && !(body && (c == '\n' || c == '\t'))) || c == 0x7F) o += sprintf(o, "\\x%02x", c);
-        else {
-            memcpy(o, s + i, k);
-            o += k;
-        }
-    }
-    *o = '\0';
-    return out;
-}
-
 void cli_printable(cJSON *j)
 {
     for (cJSON *v = j; v; v = v->next) {

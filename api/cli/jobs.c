@@ -69,9 +69,13 @@ static int submit_array(struct cli *c, struct client *h, cJSON *spec)
 {
     cJSON *o = cJSON_CreateObject(), *answer;
     (void)cJSON_AddItemToObject(o, "spec", cJSON_Duplicate(spec, true));
-    (void)cJSON_AddItemToObject(o, "grid", cJSON_Duplicate(c->axes, true));
+    (void)cJSON_AddItemToObject(o, c->random ? "random" : "grid", cJSON_Duplicate(c->axes, true));
+    if (c->count) (void)cJSON_AddItemToObject(o, "count", cli_field_value(spec_field("max_steps"), c->count));
+    if (c->sample_seed) (void)cJSON_AddItemToObject(o, "seed", cli_field_value(spec_field("seed"), c->sample_seed));
     char *body = json_line(o);
-    int rc = c->wait ? cli_complain(c, CLI_USAGE, "an array is not waited for; watch its jobs") : remote_json(c, h, "POST", "/v1/arrays", body, NULL, false, &answer);
+    int rc = c->wait ? cli_complain(c, CLI_USAGE, "an array is not waited for; watch its jobs")
+           : c->dry_run ? cli_complain(c, CLI_USAGE, "an array is checked whole before any of it is stored; --dry_run is for single jobs")
+           : c->random && c->count == NULL ? cli_complain(c, CLI_USAGE, "--random needs --count N, the number of jobs") : remote_json(c, h, "POST", "/v1/arrays", body, NULL, false, &answer);
     if (rc == CLI_OK && c->json) cli_print_json(answer);
     else if (rc == CLI_OK) {
         const cJSON *jobs = json_get(answer, "jobs");
@@ -94,6 +98,7 @@ int verb_submit(struct cli *c)
     struct client *h = remote_open(c);
     char *body = json_line(spec);
     if (c->axes) rc = submit_array(c, h, spec);
+    else if (c->count || c->sample_seed) rc = cli_complain(c, CLI_USAGE, "--count and --sample_seed go with --random");
     else if (c->dry_run) {
         rc = remote_json(c, h, "POST", "/v1/jobs:validate", body, NULL, false, &answer);
         if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }

@@ -61,6 +61,12 @@ int remote_json(struct cli *c, struct client *h, const char *method, const char 
     int rc = client_call(h, method, path, body, header, &r, &err);
     if (rc != OK) {
         client_reply_release(&r);
+        if (!quiet && c->json) {
+            cJSON *o = cJSON_CreateObject();
+            json_add_int(o, "status", 0);
+            json_add_str(o, "error", err.text);
+            cli_print_json(o);
+        }
         return quiet ? CLI_UNREACHABLE : cli_complain(c, CLI_UNREACHABLE, "no answer from the daemon: %s", err.text);
     }
     (void)json_parse(&j, r.body, r.len, &json_limits_file, &err);

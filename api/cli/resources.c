@@ -1,7 +1,9 @@
 /* resources.c - verbs that are one call and a table of what it answers: checkpoints, attempts, metrics, files, tokens, webhooks, backups. */
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "api/cli/remote.h"
@@ -283,7 +285,7 @@ int verb_secrets(struct cli *c)
         rc = remote_json(c, h, test ? "POST" : "DELETE", path, test ? "{}" : NULL, NULL, false, &answer);
         free(e);
     } else rc = cli_complain(c, CLI_USAGE, "expected %s", c->verb->args);
-    if (rc == CLI_OK && c->json && answer) { cli_print_json(answer); answer = NULL; }
+    if (rc == CLI_OK && c->json && strcmp(what, "list") != 0) { cli_print_json(answer ? answer : cJSON_CreateObject()); answer = NULL; }
     cJSON_Delete(answer);
     cJSON_Delete(body);
     client_free(h);
@@ -310,8 +312,24 @@ int verb_restore(struct cli *c)
     const char *home = c->home ? c->home : getenv("RINGMASTER_HOME");
     char *program = sibling_program("ringmasterd");
     if (program == NULL) return cli_complain(c, CLI_FAILED, "ringmasterd was found neither beside this program nor in PATH");
-    if (home) (void)execl(program, program, "--home", home, "--restore", c->args[0], (char *)NULL);
-    else (void)execl(program, program, "--restore", c->args[0], (char *)NULL);
+    int status = 0, rc = CLI_FAILED;
+    (void)fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (c->json && freopen("/dev/null", "w", stdout) == NULL) _exit(127);
+        if (home) (void)execl(program, program, "--home", home, "--restore", c->args[0], (char *)NULL);
+        else (void)execl(program, program, "--restore", c->args[0], (char *)NULL);
+        _exit(127);
+    }
+    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) { }
+    if (pid < 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 127)) (void)cli_complain(c, rc, "ringmasterd could not be started");
+    else if (WIFEXITED(status) && WEXITSTATUS(status) == 0) rc = CLI_OK;        /* else it has said why */
+    if (c->json) {
+        cJSON *o = cJSON_CreateObject();
+        (void)cJSON_AddBoolToObject(o, "restored", rc == CLI_OK);
+        json_add_str(o, "file", c->args[0]);
+        cli_print_json(o);
+    }
     free(program);
-    return cli_complain(c, CLI_FAILED, "ringmasterd could not be started");
+    return rc;
 }

@@ -60,6 +60,18 @@ cJSON *cli_field_value(const struct field *f, const char *text)
     }
 }
 
+/* "-": a spec from a pipe; relative paths in it are relative to the current folder. */
+static int from_stdin(cJSON **json, struct error *err)
+{
+    size_t max = json_limits_request.bytes;
+    char *text = xmalloc(max + 1);
+    size_t n = fread(text, 1, max + 1, stdin);      /* one byte too many is refused */
+    int rc = json_parse(json, text, n, &json_limits_request, err);
+    free(text);
+    if (rc != OK) (void)error_prefix(err, "standard input");
+    return rc;
+}
+
 int cli_spec_json(struct cli *c, cJSON **json)
 {
     char cwd[PATH_MAX], real[PATH_MAX];
@@ -68,13 +80,15 @@ int cli_spec_json(struct cli *c, cJSON **json)
     if (getcwd(cwd, sizeof cwd) == NULL) return cli_complain(c, CLI_USAGE, "the current folder is gone");
     if (c->n_args > 0) {
         const char *path = c->args[0];
-        if (json_parse_file(json, path, &json_limits_request, &err) != OK) return cli_complain(c, CLI_USAGE, "%s", err.text);
+        bool in = strcmp(path, "-") == 0;
+        if ((in ? from_stdin(json, &err) : json_parse_file(json, path, &json_limits_request, &err)) != OK) return cli_complain(c, CLI_USAGE, "%s", err.text);
         if (!cJSON_IsObject(*json)) {
             cJSON_Delete(*json);
             *json = NULL;
             return cli_complain(c, CLI_USAGE, "%s: expected a JSON object with the fields of a job", path);
         }
-        if (realpath(path, real)) {
+        if (in) cli_absolute_paths(*json, cwd);
+        else if (realpath(path, real)) {
             char *slash = strrchr(real, '/');
             slash[slash == real] = '\0';
             cli_absolute_paths(*json, real);

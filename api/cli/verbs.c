@@ -15,11 +15,12 @@ const struct verb verbs[] = {
       "Ctrl-C stops with a checkpoint; a second Ctrl-C kills. Relative paths in SPEC.json are relative to its folder,\n"
       "those given as flags to the current one. Logs and the exit record are under <output_dir>/.ringmaster.\n" },
     { "plan", "SPEC.json", "memory of every rank and all problems, without starting anything", verb_plan, TAKES_SPEC | TAKES_CLUSTER, 0, 1,
-      "Exact: the plan is what the ranks will allocate. Exit code 2 if the job would be refused.\n"
+      "SPEC.json may be - for stdin. Exact: the plan is what the ranks will allocate. Exit code 2 if the job would be refused.\n"
       "--cluster FILE estimates instead, by formulas, for 8 to 4,096 GPUs that need not exist (docs/cluster.md).\n" },
     { "submit", "SPEC.json", "hand a job to the daemon", verb_submit, TAKES_SPEC | TAKES_URL | TAKES_WAIT | TAKES_GRID, 0, 1,
       "Prints the job's id. --wait follows it to its end and exits as `run` does. --key makes a repeat harmless.\n"
-      "--grid 'learning_rate=[1e-4,2e-4]' makes an array: one job for every combination, shown as one by `show`.\n" },
+      "--grid 'learning_rate=[1e-4,2e-4]' makes an array: one job for every combination, shown as one by `show`.\n"
+      "--random learning_rate=1e-5..1e-3:log --count 20 draws the values instead. SPEC.json may be - for stdin.\n" },
     { "list", "", "jobs, newest first", verb_list, TAKES_URL | TAKES_FILTER, 0, 0, "--state, --name and --limit narrow the list.\n" },
     { "show", "JOB", "one job: state, reason, attempts, ranks", verb_show, TAKES_URL, 1, 1, "" },
     { "logs", "JOB", "what the ranks printed", verb_logs, TAKES_URL | TAKES_FOLLOW | TAKES_LOGS, 1, 1, "-f follows until the job ends; --rank, --tail and --grep narrow it.\n" },
@@ -59,13 +60,14 @@ const struct verb verbs[] = {
       "conversations.\n" },
     { "render", "--template FILE | --model DIR [--name auto|chatml|llama3]", "conversations through a chat template", verb_local, TAKES_ANY, 0, 9999,
       "Reads {\"messages\": …, \"tools\": …, \"add_generation_prompt\": …, \"context\": {…}} a line on stdin and writes {\"text\": …}.\n" },
-    { "check", "PATH…", "what each path is, or what is wrong with it and where", verb_local, TAKES_ANY, 0, 9999,
-      "PATH: a model or adapter folder, .safetensors or its index, tokenizer.json, a template (.jinja), or a data set.\n" },
+    { "check", "PATH… [--json]", "what each path is, or what is wrong with it and where", verb_local, TAKES_ANY, 0, 9999,
+      "PATH: a model or adapter folder, .safetensors or its index, tokenizer.json, a template (.jinja), or a data set.\n"
+      "--json writes {\"path\", \"ok\", \"summary\" or \"problem\"} a line.\n" },
     { "dataset", "SPEC.json [--json] [--rows N]", "look into a data set as it will be trained", verb_local, TAKES_ANY, 0, 9999,
       "Lengths, rows and which tokens are trained; --rows N shows the first N rows (default 3).\n" },
-    { "merge", "ADAPTER OUTPUT [--base MODEL]", "fold an adapter into its base model", verb_local, TAKES_ANY, 0, 9999,
+    { "merge", "ADAPTER OUTPUT [--base MODEL] [--json]", "fold an adapter into its base model", verb_local, TAKES_ANY, 0, 9999,
       "OUTPUT becomes a whole model folder. --base: where the base model is, if not where adapter_config.json says.\n" },
-    { "sample", "CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda]", "continue a text with a trained model", verb_local, TAKES_ANY, 0, 9999,
+    { "sample", "CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda] [--json]", "continue a text with a trained model", verb_local, TAKES_ANY, 0, 9999,
       "CHECKPOINT: a model folder, or an adapter whose base model is found or given with --base.\n" },
     { "devices", "[--json]", "devices this machine can train on", verb_local, TAKES_ANY, 0, 9999, "JSON either way.\n" },
     { "completion", "[bash]", "shell completion; source <(ringmaster completion)", verb_completion, 0, 0, 1, "" },
@@ -103,6 +105,9 @@ static const struct flag {
     { "--names", "A,B", TAKES_NAMES, offsetof(struct cli, name), "figures (default loss); see `ringmaster show JOB --json`" },
     { "--points", "N", TAKES_NAMES, offsetof(struct cli, limit), "at most so many points a figure (default 1000)" },
     { "--grid", "FIELD=[A,B]", TAKES_GRID, offsetof(struct cli, grid), "one job for every combination; may be given several times" },
+    { "--random", "FIELD=A..B", TAKES_GRID, offsetof(struct cli, random_axis), "values drawn from a range (A..B:log by magnitude) or a list; --count jobs" },
+    { "--count", "N", TAKES_GRID, offsetof(struct cli, count), "how many jobs --random makes" },
+    { "--sample_seed", "N", TAKES_GRID, offsetof(struct cli, sample_seed), "the same seed draws the same values (default 0)" },
 };
 enum { N_FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -152,8 +157,11 @@ int cli_print_problems(const struct cli *c, const char *where, const cJSON *prob
 
 int verb_version(struct cli *c)
 {
-    (void)c;
-    (void)puts("ringmaster " RM_VERSION);
+    if (c->json) {
+        cJSON *o = cJSON_CreateObject();
+        json_add_str(o, "version", RM_VERSION);
+        cli_print_json(o);
+    } else (void)puts("ringmaster " RM_VERSION);
     return CLI_OK;
 }
 
@@ -164,13 +172,15 @@ static void print_help(FILE *to)
     (void)fprintf(to, "\n`ringmaster help VERB` says more; `ringmaster help exit-codes` is for scripts.\n");
 }
 
-static const char exit_codes[] =
-    "0  done; for run, watch and submit --wait: the job succeeded\n"
-    "1  the job failed, or what was asked for could not be done\n"
-    "2  bad command line or spec: nothing was started\n"
-    "3  the job was cancelled or paused\n"
-    "4  no daemon answers at the address\n"
-    "5  the daemon refuses: wrong token, unknown job, a state that does not allow it\n";
+static const char *const exit_codes[] = {
+    [CLI_OK] = "done; for run, watch and submit --wait: the job succeeded",
+    [CLI_FAILED] = "the job failed, or what was asked for could not be done",
+    [CLI_USAGE] = "bad command line or spec: nothing was started",
+    [CLI_STOPPED] = "the job was cancelled or paused",
+    [CLI_UNREACHABLE] = "no daemon answers at the address",
+    [CLI_REFUSED] = "the daemon refuses: wrong token, unknown job, a state that does not allow it",
+};
+enum { N_EXIT_CODES = sizeof exit_codes / sizeof exit_codes[0] };
 
 static const struct verb *find_verb(const char *name)
 {
@@ -193,19 +203,48 @@ static void print_verb_help(const struct verb *v)
     if (v->takes & TAKES_SPEC) (void)printf("Every field of `ringmaster schema` is a flag too: --max_length 8192, or --set max_length=8192.\n");
 }
 
+/* {"verbs": [{name, arguments, summary, help, flags, takes_fields}], "exit_codes": {…}}: one verb, or all. */
+static void help_json(const struct verb *only)
+{
+    cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "verbs"), *codes = cJSON_AddObjectToObject(o, "exit_codes");
+    for (int i = 0; i < n_verbs; i++) {
+        const struct verb *v = &verbs[i];
+        if (only && v != only) continue;
+        cJSON *e = cJSON_CreateObject();
+        json_add_str(e, "name", v->name);
+        json_add_str(e, "arguments", v->args);
+        json_add_str(e, "summary", v->summary);
+        json_add_str(e, "help", v->help);
+        cJSON *names = cJSON_AddArrayToObject(e, "flags");
+        for (int k = 0; k < N_FLAGS && !(v->takes & TAKES_ANY); k++)
+            if (flags[k].takes == 0 || (flags[k].takes & v->takes)) (void)cJSON_AddItemToArray(names, cJSON_CreateString(flags[k].name));
+        (void)cJSON_AddBoolToObject(e, "takes_fields", (v->takes & TAKES_SPEC) != 0);
+        (void)cJSON_AddItemToArray(list, e);
+    }
+    for (int i = 0; i < N_EXIT_CODES; i++) {
+        char key[8];
+        (void)snprintf(key, sizeof key, "%d", i);
+        json_add_str(codes, key, exit_codes[i]);
+    }
+    cli_print_json(o);
+}
+
 int verb_help(struct cli *c)
 {
-    if (c->n_args == 0) { print_help(stdout); return CLI_OK; }
-    if (strcmp(c->args[0], "exit-codes") == 0) { (void)fputs(exit_codes, stdout); return CLI_OK; }
-    const struct verb *v = find_verb(c->args[0]);
-    if (v == NULL) return cli_complain(c, CLI_USAGE, "no verb is called %s", c->args[0]);
-    print_verb_help(v);
+    const struct verb *v = NULL;
+    bool codes = c->n_args && strcmp(c->args[0], "exit-codes") == 0;
+    if (c->n_args && !codes && (v = find_verb(c->args[0])) == NULL) return cli_complain(c, CLI_USAGE, "no verb is called %s", c->args[0]);
+    if (c->json) help_json(v);
+    else if (codes) for (int i = 0; i < N_EXIT_CODES; i++) (void)printf("%d  %s\n", i, exit_codes[i]);
+    else if (v) print_verb_help(v);
+    else print_help(stdout);
     return CLI_OK;
 }
 
 int verb_completion(struct cli *c)
 {
     if (c->n_args && strcmp(c->args[0], "bash") != 0) return cli_complain(c, CLI_USAGE, "completion is made for bash, not for %s", c->args[0]);
+    if (c->json) return cli_complain(c, CLI_USAGE, "a script for the shell has no JSON form; `ringmaster help --json` lists verbs and flags");
     (void)printf("_ringmaster() {\n    COMPREPLY=()\n    local word=${COMP_WORDS[COMP_CWORD]} verb=${COMP_WORDS[1]} words=\n    if [ \"$COMP_CWORD\" -eq 1 ]; then words='");
     for (int i = 0; i < n_verbs; i++) (void)printf("%s%s", i ? " " : "", verbs[i].name);
     (void)printf("'\n    else case $verb in\n");
@@ -290,16 +329,38 @@ static int take_field(struct cli *c, int argc, char **argv, int i)
     return used;
 }
 
-/* FIELD=[A,B] or FIELD=A,B: one axis of an array of jobs. */
-static int take_axis(struct cli *c, const char *text)
+/* "1e-5..1e-3:log" -> {min, max, log}; NULL if it is no range. */
+static cJSON *range_of(const char *text)
+{
+    const char *dots = strstr(text, "..");
+    char *low = dots ? xstrndup(text, (size_t)(dots - text)) : NULL, *end = NULL, *rest = NULL;
+    cJSON *o = NULL;
+    if (dots && *low) {
+        double min = strtod(low, &end), max = strtod(dots + 2, &rest);
+        bool log_scale = rest && strcmp(rest, ":log") == 0;
+        if (*end == '\0' && rest != dots + 2 && (*rest == '\0' || log_scale)) {
+            o = cJSON_CreateObject();
+            json_add_num(o, "min", min);
+            json_add_num(o, "max", max);
+            (void)cJSON_AddBoolToObject(o, "log", log_scale);
+        }
+    }
+    free(low);
+    return o;
+}
+
+/* FIELD=[A,B] or FIELD=A,B, at random also FIELD=A..B: one axis of an array of jobs. */
+static int take_axis(struct cli *c, const char *text, bool random)
 {
     const char *eq = strchr(text, '=');
     char name[64] = "";
     if (eq) (void)snprintf(name, sizeof name, "%.*s", (int)(eq - text < 60 ? eq - text : 60), text);
     const struct field *f = spec_field(name);
-    if (f == NULL) return cli_complain(c, CLI_USAGE, "expected --grid FIELD=[A,B], a field of `ringmaster schema`");
-    cJSON *list = NULL;
-    if (eq[1] != '[' || json_parse(&list, eq + 1, strlen(eq + 1), &json_limits_request, NULL) != OK) {
+    if (f == NULL) return cli_complain(c, CLI_USAGE, random ? "expected --random FIELD=A..B, a field of `ringmaster schema`" : "expected --grid FIELD=[A,B], a field of `ringmaster schema`");
+    if (c->axes && c->random != random) return cli_complain(c, CLI_USAGE, "expected either --grid or --random");
+    c->random = random;
+    cJSON *list = random ? range_of(eq + 1) : NULL;
+    if (list == NULL && (eq[1] != '[' || json_parse(&list, eq + 1, strlen(eq + 1), &json_limits_request, NULL) != OK)) {
         char *copy = xstrdup(eq + 1);
         list = cJSON_CreateArray();
         for (char *save = NULL, *p = strtok_r(copy, ",", &save); p; p = strtok_r(NULL, ",", &save)) (void)cJSON_AddItemToArray(list, cli_field_value(f, p));
@@ -327,7 +388,8 @@ static int take_args(struct cli *c, int argc, char **argv)
         if (f && f->value) {
             const char *value = eq ? eq + 1 : i + 1 < argc ? argv[++i] : NULL;
             if (value == NULL) return cli_complain(c, CLI_USAGE, "%s needs a value: %s %s", a, f->name, f->value);
-            if (f->takes == TAKES_GRID && take_axis(c, value) != CLI_OK) return CLI_USAGE;
+            bool random = strcmp(f->name, "--random") == 0;
+            if ((random || strcmp(f->name, "--grid") == 0) && take_axis(c, value, random) != CLI_OK) return CLI_USAGE;
             *(const char **)((char *)c + f->at) = value;
             continue;
         }

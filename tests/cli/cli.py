@@ -302,6 +302,196 @@ def test_no_escape_reaches_the_terminal(keeper):
     assert code == FAILED and "\\x1b[2J" in out and not bad.search(out + err), (out, err)
 
 
+EXAMPLES = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples"))
+REAL = {"RM_WORKER": os.path.abspath(os.path.join(BUILD, "ringmaster-worker"))}
+
+
+def test_arrays(keeper):
+    with Daemon(step_s="0.01") as d:
+        spec = place(max_steps=2, name="sweep")
+        code, out, err = d("submit", spec, "--grid", "learning_rate=[1e-4,2e-4]", "--grid", "lora_rank=4,8")
+        assert code == OK and out == "a1 j1 j2 j3 j4\n", (out, err)
+        for j in ("j1", "j2", "j3", "j4"):
+            assert d("watch", j)[0] == OK
+        specs = [json.loads(d("show", j, "--json")[1])["spec"] for j in ("j1", "j2", "j3", "j4")]
+        assert sorted((s["learning_rate"], s["lora_rank"]) for s in specs) == [(1e-4, 4), (1e-4, 8), (2e-4, 4), (2e-4, 8)]
+        assert len({s["output_dir"] for s in specs}) == 4
+        shown = d("show", "a1")[1]
+        assert shown.count("succeeded") >= 4 and "j3" in shown, shown
+        draws = []
+        for seed in ("7", "7", "8"):
+            code, out, err = d("submit", spec, "--random", "learning_rate=1e-6..1e-2:log", "--random", "lora_rank=4,8,16", "--random", "warmup_steps=0..3", "--count", "4", "--sample_seed", seed, "--json")
+            answer = json.loads(out)
+            assert code == OK and len(answer["jobs"]) == 4, (out, err)
+            members = [json.loads(d("show", j, "--json")[1])["spec"] for j in answer["jobs"]]
+            assert all(1e-6 <= s["learning_rate"] <= 1e-2 and s["lora_rank"] in (4, 8, 16) and s["warmup_steps"] in (0, 1, 2, 3) for s in members), members
+            assert len({s["learning_rate"] for s in members}) == 4
+            draws.append([(s["learning_rate"], s["lora_rank"], s["warmup_steps"]) for s in members])
+            for j in answer["jobs"]:
+                d("kill", j)
+        assert draws[0] == draws[1] != draws[2]
+        for bad, says in ((["--grid", "no_field=1,2"], "--grid FIELD"), (["--random", "learning_rate=0..1"], "--count"), (["--random", "learning_rate=2..1", "--count", "2"], "min < max"),
+                          (["--random", "learning_rate=0..1:log", "--count", "2"], "above 0 with log"), (["--random", "seed=1..5", "--grid", "lora_rank=1,2", "--count", "2"], "either --grid or --random"),
+                          (["--count", "3"], "--random"), (["--grid", "output_dir=a,b"], "own folder"), (["--grid", "max_length=[16,\"x\"]"], "member 1"), (["--grid", "lora_rank=1,2", "--wait"], "not waited for"),
+                          (["--random", "learning_rate=0..1", "--count", "many"], "/count"), (["--random", "learning_rate=0..1", "--count", "201"], "/count")):
+            code, out, err = d("submit", spec, *bad)
+            assert code == USAGE and says in err and not out, (bad, code, out, err)
+
+
+def test_webhooks_of_the_command_line(keeper):
+    import http.server, threading
+    got = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *a):
+            pass
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with Daemon(step_s="0.01") as d:
+        code, secret, err = d("webhook", "create", f"http://127.0.0.1:{server.server_address[1]}/hook")
+        assert code == OK and len(secret.strip()) >= 32, (secret, err)
+        listed = d("webhook")[1]
+        assert "/hook" in listed and secret.strip() not in listed and d("webhook", "list")[1] == listed
+        assert d("webhook", "test", "1")[0] == OK
+        assert d("submit", place(max_steps=1), "--wait")[0] == OK
+        for _ in range(200):
+            if len(got) >= 4:
+                break
+            time.sleep(0.1)
+        assert json.loads(got[0]) == {"test": True} and json.loads(got[-1])["id"] == "j1", got
+        made = json.loads(d("webhook", "create", "https://hooks.example/x", "--json")[1])
+        assert made["id"] == 2 and made["secret"]
+        assert d("webhook", "delete", "2") == (OK, "", "") and json.loads(d("webhook", "delete", "1", "--json")[1]) == {}
+        assert json.loads(d("webhook", "list", "--json")[1])["items"] == []
+        assert d("webhook", "delete", "2")[0] == REFUSED and d("webhook", "create", "gopher://x")[0] == USAGE
+        for bad in (["create"], ["make", "x"], ["delete"], ["list", "1"]):
+            if bad != ["list", "1"]:
+                assert d("webhook", *bad)[0] == USAGE, bad
+    server.shutdown()
+
+
+def test_backup_and_restore(keeper):
+    with Daemon(step_s="0.01") as d:
+        assert d("submit", place(max_steps=2), "--wait")[0] == OK
+        path = d("backup")[1].strip()
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        other = json.loads(d("backup", "--json")[1])["path"]
+        assert other != path
+        assert d("submit", place(max_steps=2), "--wait")[0] == OK
+        code, out, err = d("restore", path)                     # never under a daemon's feet
+        assert code == FAILED and "another ringmasterd" in err, (code, out, err)
+        port = int(d.url.rsplit(":", 1)[1])
+        d.stop()
+        junk = os.path.join(d.home, "junk")
+        open(junk, "w").write("this is no database" * 1000)
+        code, out, err = d("restore", junk)
+        assert code == FAILED and "junk" in err, (code, out, err)
+        assert json.loads(d("restore", "/no/such/file", "--json")[1])["restored"] is False
+        assert json.loads(d("restore", path, "--json")[1]) == {"restored": True, "file": path}
+        d.start(port)
+        assert [j["id"] for j in json.loads(d("list", "--json")[1])["items"]] == ["j1"]
+        assert any(".replaced-" in f for f in os.listdir(d.home))
+
+
+def test_every_verb_speaks_json(keeper):
+    text = run("help")[1]
+    verbs = re.findall(r"^  (\w+) ", text, re.M)
+    listed = json.loads(run("help", "--json")[1])
+    assert [v["name"] for v in listed["verbs"]] == verbs and listed["exit_codes"]["3"].startswith("the job was cancelled")
+    assert json.loads(run("help", "run", "--json")[1])["verbs"][0]["takes_fields"] is True
+    exact = re.findall(r"^\| (\d) \| (.*) \|$", open(os.path.join(os.path.dirname(EXAMPLES), "docs", "cli.md")).read(), re.M)
+    assert [n for n, _ in exact] == list(listed["exit_codes"]), exact        # documented, all of them
+    with Daemon(step_s="0.02") as d:
+        spec, more = place(max_steps=3), os.path.join(ROOT, "more")
+        assert d("submit", spec, "--wait")[0] == OK
+        model = os.path.join(EXAMPLES, "tiny-qwen2")
+        args = {"run": [place(max_steps=1)], "plan": [spec], "submit": [spec, "--output_dir", more + "1"], "clone": ["j1", "--output_dir", more + "2"], "compare": ["j1", "j1"], "monitor": ["j1", "--once"], "top": ["--once"],
+                "import": ["swift", "--json", "--", "swift", "sft", "--model", "/m", "--dataset", "a.jsonl"], "restore": ["/nonexistent"], "tokenize": ["--model", model], "check": [model], "dataset": [EXAMPLES + "/single.json"],
+                "token": ["create", "x", "read"], "webhook": ["create", "http://127.0.0.1:1/x"], "render": ["--model", model], "logs": ["j1"], "metrics": ["j1"]}
+        other = {"completion", "merge", "sample", "delete"}           # merge and sample: tests/model/verbs.py; completion: a script, refused with --json
+        for v in [v for v in verbs if v not in other] + ["delete"]:
+            usage = run("help", v)[1].splitlines()[0]
+            a = args.get(v, ["j1"] if "JOB" in usage else [])
+            local = v in ("tokenize", "check", "dataset", "devices", "render")
+            env = REAL if local else {"RINGMASTER_HOME": d.home}
+            given = {"tokenize": '{"text":"a b"}\n', "render": '{"messages":[{"role":"user","content":"x"}]}\n'}.get(v, "")
+            code, out, err = run(v, *a, *([] if v == "import" else ["--json"]), env=env, input=given)
+            assert out.strip(), (v, code, out, err)
+            for line in out.splitlines():
+                json.loads(line)
+            if code == OK and v in ("show", "attempts", "list"):
+                assert "j1" in out or "attempt" in out
+        assert run("completion", "--json")[0] == USAGE
+        code, out, err = run("list", "--json", "--url", "http://127.0.0.1:1")
+        assert code == UNREACHABLE and json.loads(out)["error"] and err
+        code, out, err = d("show", "j99", "--json")
+        assert code == REFUSED and json.loads(out)["status"] == 404
+        code, out, err = d("submit", "--json", place(max_length="x"))
+        assert code == USAGE and json.loads(out)["problems"][0]["pointer"] == "/max_length"
+
+
+def test_completion_of_every_verb(keeper):
+    script = run("completion")[1]
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    listed = json.loads(run("help", "--json")[1])["verbs"]
+    ask = "\n".join(f'COMP_WORDS=(ringmaster {v["name"]} -) COMP_CWORD=2; _ringmaster; echo "{v["name"]}: ${{COMPREPLY[*]}}"' for v in listed)
+    out = subprocess.run(["bash", "-c", script + "\n" + ask], stdout=subprocess.PIPE, text=True, check=True).stdout
+    offered = {line.split(": ")[0]: set(line.split(": ", 1)[1].split()) for line in out.splitlines()}
+    for v in listed:
+        assert set(v["flags"]) <= offered[v["name"]], (v, offered[v["name"]])
+        assert ("--max_length" in offered[v["name"]]) == v["takes_fields"], v
+    d = tempfile.mkdtemp(dir=ROOT)
+    open(os.path.join(d, "spec one.json"), "w").close()
+    out = subprocess.run(["bash", "-c", script + '\nCOMP_WORDS=(ringmaster plan sp) COMP_CWORD=2; _ringmaster; printf "%s\n" "${COMPREPLY[@]}"; COMP_WORDS=(ringmaster help su) COMP_CWORD=2; _ringmaster; printf "%s\n" "${COMPREPLY[@]}"'],
+                         stdout=subprocess.PIPE, text=True, cwd=d).stdout
+    assert "spec" in out and "submit" in out, out
+
+
+def test_a_spec_from_stdin(keeper):
+    spec = place()
+    folder, text = os.path.dirname(spec), open(spec).read()
+    code, out, err = run("run", "-", "--json", input=text, cwd=folder)
+    assert code == OK and json.loads(out)["output_dir"] == os.path.join(folder, "out"), (out, err)      # relative to the current folder
+    assert run("plan", "-", input=text, cwd=folder)[0] == OK
+    with Daemon(step_s="0.01") as d:
+        code, out, err = d("submit", "-", "--wait", "--output_dir", os.path.join(folder, "two"), input=text, cwd=folder)
+        assert code == OK, (out, err)
+    for bad, says in (("", "standard input"), ("{", "standard input"), ("[1]", "JSON object"), ("\ufeff" + text, "byte order mark"), ("{}" + " " * (2 << 20), "at most")):
+        code, out, err = run("plan", "-", input=bad, cwd=folder)
+        assert code == USAGE and says in err and not out, (bad[:20], code, err)
+
+
+def test_data_verbs_show_nothing_a_terminal_obeys(keeper):
+    bad = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+    d = tempfile.mkdtemp(dir=ROOT)
+    name = os.path.join(d, "a\x1b]0;owned\x07.jsonl")
+    open(name, "w").write('{"text": "plain \\u001b[2J \\u009b31m \\u007f text"}\n')
+    broken = os.path.join(d, "b\x1b[2J.jsonl")
+    open(broken, "w").write("{nope\n")
+    spec = {"model": os.path.join(EXAMPLES, "tiny-qwen2"), "dataset": [name], "output_dir": os.path.join(d, "o"), "max_length": 64}
+    path = os.path.join(d, "spec.json")
+    json.dump(spec, open(path, "w"))
+    for args in (["check", name], ["check", broken], ["dataset", path], ["check", os.path.join(d, "no\x1b[31m")], ["merge", d + "/\x1b[2J", d + "/out"], ["tokenize", "--model", "\x1b[2J"], ["sample", "\x1b[2J", "--prompt", "x"]):
+        code, out, err = run(*args, env=REAL, stdin=subprocess.DEVNULL)
+        assert out + err and not bad.search(out + err), (args, out, err)
+        assert "\\x1b" in out + err, (args, out, err)
+    json.dump({**spec, "dataset": [broken]}, open(path, "w"))
+    code, out, err = run("dataset", path, env=REAL)
+    assert code == USAGE and not bad.search(out + err) and "\\x1b" in err, (out, err)
+    for rows in ("-1", "x", "", "1e3", "99999999999"):
+        code, out, err = run("dataset", path, "--rows", rows, env=REAL)
+        assert code == USAGE and "--rows" in err and not out, (rows, code, out, err)
+    marked = os.path.join(d, "m.jsonl")
+    open(marked, "w", encoding="utf-8-sig").write('{"text": "one"}\n{"text": "two"}\n')
+    code, out, err = run("check", marked, "--json", env=REAL)
+    assert code == OK and json.loads(out) == {"path": marked, "ok": True, "summary": "dataset: 2 plain texts"}, (out, err)
+
+
 def test_followed_over_a_restart(keeper):
     with Daemon(step_s="0.05") as d:
         p = subprocess.Popen([R, "submit", place(max_steps=120), "--wait", "--json"], env={**os.environ, "RINGMASTER_HOME": d.home}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -60,6 +60,7 @@ static const struct { const char *name, *text, *out; } shapes[] = {
     { "p.jsonl", "{\"system\":\"s\",\"conversation\":[{\"human\":\"u\",\"assistant\":\"a\"}]}", "[" S("s") ", " U("u") ", " A("a") "]|" },
     { "q.csv", "system,query,response\ns,\"u,\"\"1\"\"\",3.3\n,\"two\nlines\",b\r\n", "[" S("s") ", " U("u,\\\"1\\\"") ", " A("3.3") "]|[" U("two\\nlines") ", " A("b") "]|" },
     { "r.jsonl", "{\"response\":\"only\"}\n{\"text\":\"t\"}", "only|t|" },
+    { "bom.jsonl", "\xEF\xBB\xBF{\"text\":\"a\"}\n{\"text\":\"b\"}", "a|b|" }, { "bom.json", "\xEF\xBB\xBF [{\"text\":\"a\"}]", "a|" }, { "bom.csv", "\xEF\xBB\xBFtext\na\n", "a|" }, { "bom.txt", "\xEF\xBB\xBFone", "one|" },
     { "t.txt", "one\r\ntwo\rthree", "one\ntwo\nthree|" },
     { "o.json", "{\"text\":\"a\"}\n{\"text\":\n\"b\"}", "a|b|" },
     { "old.jsonl", "{\"messages\":[{\"role\":\"user\",\"content\":\"u\"},{\"role\":\"assistant\",\"content\":null,\"thinking\":\"t\",\"function_call\":{\"name\":\"f\",\"arguments\":\"{}\"}},"
@@ -87,8 +88,8 @@ static const struct { const char *name, *text, *says; } bad[] = {
     { "x.jsonl", "{\"text\":\"a\"}\n{\"text\":NaN}", "x.jsonl:2: column 9: expected a value" },
     { "d.jsonl", "{\"text\":\"a\",\"text\":\"b\"}", "d.jsonl:1: column 1: key \"text\" appears twice" },
     { "u.jsonl", "{\"text\":\"a\"}\n{\"text\":\"\xff\"}", "u.jsonl:2: column 10: not valid UTF-8" },
-    { "b.jsonl", "\xEF\xBB\xBF{\"text\":\"a\"}", "b.jsonl:1: column 1: byte order mark" },
-    { "b.txt", "\xEF\xBB\xBF text", "b.txt:1: byte order mark" }, { "u.txt", "ok \xC3(", "u.txt:1: not valid UTF-8" },
+    { "b.jsonl", "{\"text\":\"a\"}\n\xEF\xBB\xBF{\"text\":\"a\"}", "b.jsonl:2: column 1: byte order mark" }, { "bb.jsonl", "\xEF\xBB\xBF\xEF\xBB\xBF{\"text\":\"a\"}", "bb.jsonl:1: column 1: byte order mark" },
+    { "bom.txt", "\xEF\xBB\xBF", "empty dataset" }, { "b.csv", "text\n\xEF\xBB\xBF" "a\n", "b.csv:2: byte order mark" }, { "u.txt", "ok \xC3(", "u.txt:1: not valid UTF-8" },
     { "cut.json", "[{\"text\":\"a\"},\n{\"text\":", "cut.json:2: value is not closed" }, { "cut2.json", "[{\"text\":\"a\"}", "cut2.json:1: value is not closed" },
     { "comma.json", "[{\"text\":\"a\"},]", "comma.json:1: ']' after a comma" }, { "after.json", "[{\"text\":\"a\"}] x", "after.json:1: text after the end" },
     { "n.json", "[\n1]", "n.json:2: expected a record" }, { "t.jsonl", "{\"text\":5}", "t.jsonl:1: text: expected a string, found a number" },

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "api/file.h"
+#include "api/printable.h"
 #include "worker/data/dataset.h"
 #include "worker/data/template.h"
 #include "worker/data/tokenize.h"
@@ -212,25 +213,42 @@ static int check_path(const char *path, char **summary, struct error *err)
     return rc;
 }
 
+static void print_json(const char *path, bool ok, const char *text)
+{
+    cJSON *o = cJSON_CreateObject();
+    char *name = printable(path, strlen(path), false);          /* a file's name need not be UTF-8 */
+    json_add_str(o, "path", utf8_valid(path, strlen(path), NULL) ? path : name);
+    (void)cJSON_AddBoolToObject(o, "ok", ok);
+    json_add_str(o, ok ? "summary" : "problem", text ? text : "nothing to check");
+    char *line = json_line(o);
+    (void)puts(line);
+    free(line);
+    free(name);
+    cJSON_Delete(o);
+}
+
 int verb_check(int argc, char **argv)
 {
-    int worst = 0;
-    if (argc < 2) {
-        (void)fputs("usage: ringmaster check PATH…\n"
+    int worst = 0, first = argc > 1 && strcmp(argv[1], "--json") == 0 ? 2 : 1;
+    bool json = first == 2 || (argc > 2 && strcmp(argv[argc - 1], "--json") == 0);
+    int end = argc - (json && first == 1);
+    if (end <= first) {
+        (void)fputs("usage: ringmaster check PATH… [--json]\n"
                     "PATH: a model or adapter folder, .safetensors or its index, tokenizer.json, a template (.jinja), or a data set.\n", stderr);
         return 2;
     }
-    for (int i = 1; i < argc; i++) {
+    for (int i = first; i < end; i++) {
         struct error err = { 0 };
         char *summary = NULL;
         int rc = check_path(argv[i], &summary, &err);
-        if (rc == OK) (void)printf("%s: %s\n", argv[i], summary ? summary : "nothing to check");
+        if (json) print_json(argv[i], rc == OK, rc == OK ? summary : err.text);
+        else if (rc == OK) print_line(stdout, "%s: %s", argv[i], summary ? summary : "nothing to check");
         else {
             (void)fflush(stdout);
-            if (strstr(err.text, argv[i])) (void)fprintf(stderr, "ringmaster check: %s\n", err.text);
-            else (void)fprintf(stderr, "ringmaster check: %s: %s\n", argv[i], err.text);
-            worst = rc == E_NOMEM ? 71 : rc == E_INTERNAL ? 70 : 2;
+            if (strstr(err.text, argv[i])) print_line(stderr, "ringmaster check: %s", err.text);
+            else print_line(stderr, "ringmaster check: %s: %s", argv[i], err.text);
         }
+        if (rc != OK) worst = rc == E_NOMEM ? 71 : rc == E_INTERNAL ? 70 : 2;
         free(summary);
     }
     return worst;

@@ -102,6 +102,13 @@ static int add_record(struct scanner *s, int64_t from, int64_t to, int64_t line)
     return OK;
 }
 
+/* A byte order mark in front of a file is what some editors and spreadsheets write; it says UTF-8 and is no text. Anywhere else it is refused. */
+static void skip_mark(struct scanner *s)
+{
+    char head[3];
+    if (pread(s->fd, head, 3, 0) == 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0) s->pos = 3;
+}
+
 static void index_lines(struct scanner *s)
 {
     for (int c = 0; c >= 0 && s->rc == OK;) {
@@ -236,7 +243,7 @@ static int csv_fields(const char *text, size_t len, struct pool *pool, struct li
 static int bad_text(const char *text, size_t len, bool nul_ok, struct error *err)
 {
     size_t bad;
-    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return error_set(err, E_INVALID, "byte order mark; save the file as UTF-8 without one");
+    if (len >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) return error_set(err, E_INVALID, "byte order mark inside the file; it may stand at its beginning only");
     const char *nul = nul_ok ? NULL : memchr(text, '\0', len);
     if (nul) return error_set(err, E_INVALID, "NUL byte at offset %zu; is this a text file?", (size_t)(nul - text));
     if (!utf8_valid(text, len, &bad)) return error_set(err, E_INVALID, "not valid UTF-8 at byte %zu of the record (0x%02x)", bad, (unsigned char)text[bad]);
@@ -284,7 +291,7 @@ int dataset_sample(const struct dataset *d, int64_t i, struct pool *pool, struct
 {
     const struct record *r = &d->records[d->samples[i]];
     const struct data_file *f = &d->files[r->file];
-    int64_t length = f->kind == KIND_TEXT ? f->size : r->length;
+    int64_t length = f->kind == KIND_TEXT ? f->size - r->offset : r->length;
     char *text;
     int rc = read_bytes(f, r, length, &text, err);
     if (rc != OK) return rc;
@@ -399,6 +406,7 @@ static int add_file(struct dataset *d, const char *path, struct error *err)
     s->line = 1;
     s->err = err;
     int64_t first = d->n_records;
+    skip_mark(s);
     switch (kind) {
     case KIND_JSON: index_values(s); break;
     case KIND_JSONL: index_lines(s); break;
@@ -406,7 +414,7 @@ static int add_file(struct dataset *d, const char *path, struct error *err)
     case KIND_TEXT:
         if (st.st_size > TEXT_MAX)
             s->rc = error_set(err, E_LIMIT, "%s: %lld bytes, a .txt file may have %lld; split it", path, (long long)st.st_size, (long long)TEXT_MAX);
-        else if (st.st_size > 0) (void)add_record(s, 0, 0, 1);
+        else if (st.st_size > s->pos) (void)add_record(s, s->pos, s->pos, 1);
         break;
     }
     int rc = s->rc;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/printable.h"
 #include "worker/data/corpus.h"
 #include "worker/data/loader.h"
 #include "worker/verbs.h"
@@ -55,9 +56,9 @@ static void show_text(void *arg, const int32_t *ids, int64_t n, bool trained, bo
     if (gap) { (void)printf(" …%lld tokens… ", (long long)n); return; }
     char *text = decoded(s->tok, ids, n, &len);
     (void)fputs(!trained ? "" : s->colour ? "\033[1;32m" : "[[", stdout);
-    for (size_t i = 0; i < len; i++)                            /* nothing a terminal would obey */
-        if ((unsigned char)text[i] >= 0x20 || text[i] == '\n' || text[i] == '\t') (void)putchar(text[i]);
-        else (void)printf("\\x%02x", (unsigned char)text[i]);
+    char *shown = printable(text, len, true);                   /* nothing a terminal would obey */
+    (void)fputs(shown, stdout);
+    free(shown);
     (void)fputs(!trained ? "" : s->colour ? "\033[0m" : "]]", stdout);
     free(text);
 }
@@ -158,9 +159,16 @@ int verb_dataset(int argc, char **argv)
     int64_t rows = 3, bins[BINS] = { 0 };
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0) json = true;
-        else if (strcmp(argv[i], "--rows") == 0 && i + 1 < argc) rows = strtoll(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--rows") == 0 && i + 1 < argc) {
+            const char *n = argv[++i];
+            rows = strtoll(n, NULL, 10);
+            if (*n == '\0' || strlen(n) > 9 || strspn(n, "0123456789") != strlen(n)) {
+                print_line(stderr, "ringmaster dataset: --rows %s: expected a whole number, 0 or more", n);
+                return 2;
+            }
+        }
         else if (argv[i][0] != '-' && path == NULL) path = argv[i];
-        else { (void)fprintf(stderr, "ringmaster dataset: %s: unknown, or without its value\n", argv[i]); return 2; }
+        else { print_line(stderr, "ringmaster dataset: %s: unknown, or without its value", argv[i]); return 2; }
     }
     if (path == NULL) {
         (void)fputs("usage: ringmaster dataset SPEC.json [--json] [--rows N]\n", stderr);
@@ -172,7 +180,7 @@ int verb_dataset(int argc, char **argv)
     struct loader_info info;
     struct error err = { 0 };
     if (spec_read(&spec, path, &p) != OK) {
-        for (int i = 0; i < p.n; i++) (void)fprintf(stderr, "ringmaster dataset: %s: %s: %s\n", path, p.v[i].pointer, p.v[i].message);
+        for (int i = 0; i < p.n; i++) print_line(stderr, "ringmaster dataset: %s: %s: %s", path, p.v[i].pointer, p.v[i].message);
         problems_release(&p);
         return 2;
     }
@@ -189,7 +197,7 @@ int verb_dataset(int argc, char **argv)
         if (json) print_json(l, &info, bins, rows, &s);
         else print_human(l, &spec, &info, bins, rows, &s);
         loader_close(l);
-    } else (void)fprintf(stderr, "ringmaster dataset: %s\n", err.text);
+    } else print_line(stderr, "ringmaster dataset: %s", err.text);
     spec.output_dir = output;
     spec_release(&spec);
     return rc == OK ? 0 : rc == E_IO || rc == E_INTERNAL ? 70 : rc == E_NOMEM ? 71 : 2;

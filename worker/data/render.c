@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "api/printable.h"
 #include "worker/data/lines.h"
 #include "worker/data/template.h"
 #include "worker/verbs.h"
@@ -37,8 +38,9 @@ int verb_render(int argc, char **argv)
         if (strcmp(argv[i], "--template") == 0 && i + 1 < argc) file = argv[++i];
         else if (strcmp(argv[i], "--model") == 0 && i + 1 < argc) model = argv[++i];
         else if (strcmp(argv[i], "--name") == 0 && i + 1 < argc) name = argv[++i];
+        else if (strcmp(argv[i], "--json") == 0) continue;      /* JSON either way */
         else {
-            (void)fprintf(stderr, "ringmaster render: %s: unknown, or without its value\n", argv[i]);
+            print_line(stderr, "ringmaster render: %s: unknown, or without its value", argv[i]);
             return 2;
         }
     }
@@ -57,6 +59,6 @@ int verb_render(int argc, char **argv)
     template_free(t);
     tokenizer_free(tok);
     if (rc == OK) return 0;
-    (void)fprintf(stderr, "ringmaster render: %s\n", err.text);
+    print_line(stderr, "ringmaster render: %s", err.text);
     return rc == E_IO || rc == E_INTERNAL ? 70 : rc == E_NOMEM ? 71 : rc == E_DISK_FULL ? 73 : 2;
 }

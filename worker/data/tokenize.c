@@ -1,4 +1,5 @@
 /* tokenize.c - `ringmaster tokenize`: text or conversations to ids, and ids to text, line by line. */
+#include "api/printable.h"
 #include "worker/data/tokenize.h"
 
 #include <stdio.h>
@@ -111,8 +112,9 @@ int verb_tokenize(int argc, char **argv)
         if (strcmp(argv[i], "--model") == 0 && i + 1 < argc) j.model = argv[++i];
         else if (strcmp(argv[i], "--no-special") == 0) j.special = false;
         else if (strcmp(argv[i], "--decode") == 0) j.decode = true;
+        else if (strcmp(argv[i], "--json") == 0) continue;      /* JSON either way */
         else {
-            (void)fprintf(stderr, "ringmaster tokenize: %s: unknown, or without its value\n", argv[i]);
+            print_line(stderr, "ringmaster tokenize: %s: unknown, or without its value", argv[i]);
             return 2;
         }
     }
@@ -126,7 +128,7 @@ int verb_tokenize(int argc, char **argv)
     template_free(j.template);
     tokenizer_free(j.tokenizer);
     if (rc == OK) return 0;
-    (void)fprintf(stderr, "ringmaster tokenize: %s\n", err.text);
+    print_line(stderr, "ringmaster tokenize: %s", err.text);
     return rc == E_IO || rc == E_INTERNAL ? 70 : rc == E_NOMEM ? 71 : rc == E_DISK_FULL ? 73 : 2;
 }
 

@@ -1,0 +1,14 @@
+/* printable.h - other people's text on a terminal: names, reasons, logs and file names may hold sequences that it would obey. */
+#ifndef RM_API_PRINTABLE_H
+#define RM_API_PRINTABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+/* Spells control characters out: \x1b for C0, DEL and bytes that are no UTF-8, \u009b for C1; body keeps newline and tab. The caller frees. */
+char *printable(const char *s, size_t n, bool body);
+/* One line, printable, with its newline; fmt holds none. */
+void print_line(FILE *to, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif
