@@ -31,6 +31,7 @@ const struct metric_name metric_names[] = {
     { "sent_bytes", "bytes", "sent to other ranks in this step, all collectives" },
     { "allocated_bytes", "bytes", "memory this rank took" },
     { "peak_bytes", "bytes", "highest fill of it" },
+    { "limit_bytes", "bytes", "what a rank may take: memory_limit_bytes, or its share of the device" },
     { "eval_loss", "nats", "loss on the validation split (job)" },
     { "eval_perplexity", "", "exp(eval_loss) (job)" },
     { "skipped_steps", "steps", "steps skipped for non-finite gradients so far (job)" },

@@ -78,9 +78,10 @@ const char *advisor_step(struct advisor *a, const struct spec *s, int rank, cons
                        (long long)step, s->learning_rate, s->max_grad_norm);
         if ((code = say(a, ADVICE_LOSS, "loss_not_finite")) != NULL) return code;
     }
-    if (s->memory_limit_bytes > 0 && peak > MEMORY_LIMIT * (double)s->memory_limit_bytes) {
-        (void)snprintf(text, 600, "rank %d fills %.1f %% of its memory limit (%.0f of %lld bytes). A longer document may not fit: use more ranks per sequence, a stronger gradient_checkpointing, or LoRA",
-                       rank, 100 * peak / (double)s->memory_limit_bytes, peak, (long long)s->memory_limit_bytes);
+    double limit = s->memory_limit_bytes > 0 ? (double)s->memory_limit_bytes : json_num(m, "limit_bytes", 0);       /* else of the device, as the rank says */
+    if (limit > 0 && peak > MEMORY_LIMIT * limit) {
+        (void)snprintf(text, 600, "rank %d fills %.1f %% of its memory limit (%.0f of %.0f bytes). A longer document may not fit: use more ranks per sequence, a stronger gradient_checkpointing, or LoRA",
+                       rank, 100 * peak / limit, peak, limit);
         if ((code = say(a, ADVICE_MEMORY, "memory_near_limit")) != NULL) return code;
     }
     if (rank == 0 && (code = on_comm(a, s, m, text)) != NULL) return code;

@@ -41,6 +41,46 @@ START_TEST(communication)
 }
 END_TEST
 
+/* What is said depends on what the spec has not tried yet. */
+START_TEST(communication_advice_fits_the_spec)
+{
+    static const struct { const char *method; int ring; bool overlap; const char *says; } cases[] = {
+        { "auto", 0, true, "sequence_parallel_method ring" }, { "ulysses", 0, true, "sequence_parallel_method ring" },
+        { "ring", 0, false, "enable_sequence_overlap true" }, { "hybrid", 2, false, "enable_sequence_overlap true" }, { "ring", 0, true, "fewer ranks per sequence" },
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        struct advisor a = { 0 };
+        struct spec s = spec_of(4);
+        char text[600] = "", method[16], *given = s.sequence_parallel_method;
+        const char *code = NULL;
+        (void)snprintf(method, sizeof method, "%s", cases[k].method);
+        s.sequence_parallel_method = method, s.ring_size = cases[k].ring, s.enable_sequence_overlap = cases[k].overlap;
+        for (int i = 0; i < 20; i++) code = step(&a, &s, 0, 0.4, 1, 1, 100, text);
+        ck_assert_str_eq(code, "comm_share");
+        ck_assert_msg(strstr(text, cases[k].says) != NULL, "%s", text);
+        s.sequence_parallel_method = given;
+        spec_release(&s);
+    }
+}
+END_TEST
+
+/* Without memory_limit_bytes the device's own limit counts, as the rank's records give it. */
+START_TEST(memory_of_the_device)
+{
+    struct advisor a = { 0 };
+    struct spec s = spec_of(1);
+    char text[600];
+    s.memory_limit_bytes = 0;
+    cJSON *m = cJSON_Parse("{\"step\":3,\"loss\":1.0,\"peak_bytes\":919,\"limit_bytes\":1000}"), *n = cJSON_Parse("{\"step\":3,\"loss\":1.0,\"peak_bytes\":930,\"limit_bytes\":1000}");
+    ck_assert_ptr_null(advisor_step(&a, &s, 0, m, text));
+    ck_assert_str_eq(advisor_step(&a, &s, 0, n, text), "memory_near_limit");
+    ck_assert_ptr_nonnull(strstr(text, "930 of 1000 bytes"));
+    cJSON_Delete(m);
+    cJSON_Delete(n);
+    spec_release(&s);
+}
+END_TEST
+
 START_TEST(skew)
 {
     struct advisor a = { 0 }, even = { 0 };
@@ -82,6 +122,8 @@ int main(void)
     Suite *suite = suite_create("advisor");
     TCase *c = tcase_create("advisor");
     tcase_add_test(c, communication);
+    tcase_add_test(c, communication_advice_fits_the_spec);
+    tcase_add_test(c, memory_of_the_device);
     tcase_add_test(c, skew);
     tcase_add_test(c, memory_loss_throughput);
     suite_add_tcase(suite, c);

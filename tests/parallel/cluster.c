@@ -8,10 +8,12 @@
 
 #include "worker/parallel/cluster.h"
 
-enum { LLAMA_8B, QWEN3_8B };
+enum { LLAMA_8B, QWEN3_8B, QWEN3_32B, LLAMA_70B };
 static const struct workload models[] = {
     [LLAMA_8B] = { .L = 32, .C = 4096, .F = 14336, .V = 128256, .H = 32, .Hkv = 8, .D = 128 },
     [QWEN3_8B] = { .L = 36, .C = 4096, .F = 12288, .V = 151936, .H = 32, .Hkv = 8, .D = 128 },
+    [QWEN3_32B] = { .L = 64, .C = 5120, .F = 25600, .V = 151936, .H = 64, .Hkv = 8, .D = 128 },
+    [LLAMA_70B] = { .L = 80, .C = 8192, .F = 28672, .V = 128256, .H = 64, .Hkv = 8, .D = 128 },
 };
 enum { FA2 = 1, H200 = 2, OPT = 4, WEIGHTS = 8, RAW_MLP = 16, RAW_LOSS = 32, RING_BASIC = 64 };
 
@@ -24,6 +26,7 @@ static const struct row {
     double seconds_off, gb_off;     /* found, % */
 } rows[] = {
     { "ALST 8xH100 baseline 32K",            LLAMA_8B, 8, 1, 1, FA2 | OPT | RAW_MLP | RAW_LOSS, KEEP_LAYER_INPUTS, 32768, 17, 0, 21, 0 },
+    { "ALST 1xH100 baseline 32K",            LLAMA_8B, 1, 1, 1, FA2 | OPT | RAW_MLP | RAW_LOSS, KEEP_LAYER_INPUTS, 32768, 26, 0, -19, 0 },
     { "ALST 8xH100 + tiled loss 160K",       LLAMA_8B, 8, 1, 1, FA2 | OPT | RAW_MLP, KEEP_LAYER_INPUTS, 163840, 123, 0, 3, 0 },
     { "ALST 8xH100 + Ulysses 1.1M",          LLAMA_8B, 8, 8, 1, FA2 | OPT | RAW_MLP, KEEP_LAYER_INPUTS, 1100000, 564, 0, 1, 0 },
     { "ALST 8xH100 + tiled MLP 1.2M",        LLAMA_8B, 8, 8, 1, FA2 | OPT, KEEP_LAYER_INPUTS, 1200000, 703, 0, -4, 0 },
@@ -31,6 +34,8 @@ static const struct row {
     { "ALST 8xH100 everything 3.7M",         LLAMA_8B, 8, 8, 1, FA2 | OPT, OFFLOAD_LAYER_INPUTS, 3700000, 6455, 80, -4, 2 },
     { "ALST 1xH100 everything 500K",         LLAMA_8B, 1, 1, 1, FA2 | OPT, OFFLOAD_LAYER_INPUTS, 500000, 1010, 80, -5, 1 },
     { "ALST 32xH100 everything 15M",         LLAMA_8B, 32, 32, 1, FA2 | OPT, OFFLOAD_LAYER_INPUTS, 15000000, 26709, 0, -5, 0 },
+    { "ArcticTraining 32xH100 Qwen3-32B 7M", QWEN3_32B, 32, 32, 1, FA2 | OPT, OFFLOAD_LAYER_INPUTS, 7000000, 0, 71.6, 0, -3 },
+    { "ArcticTraining 64xH100 Llama-70B 10M", LLAMA_70B, 64, 64, 1, FA2 | OPT, OFFLOAD_LAYER_INPUTS, 10000000, 0, 53.8, 0, 30 },
     { "ArcticTraining 1xH200 65K",           LLAMA_8B, 1, 1, 1, H200 | OPT | WEIGHTS | RAW_MLP | RAW_LOSS, KEEP_LAYER_INPUTS, 65536, 0, 137.4, 0, -14 },
     { "ArcticTraining 1xH200 300K",          LLAMA_8B, 1, 1, 1, H200 | OPT | WEIGHTS | RAW_MLP, KEEP_LAYER_INPUTS, 300000, 0, 135.0, 0, 3 },
     { "ArcticTraining 1xH200 650K",          LLAMA_8B, 1, 1, 1, H200 | OPT | WEIGHTS | RAW_MLP, OFFLOAD_LAYER_INPUTS, 650000, 0, 126.8, 0, 5 },

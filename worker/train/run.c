@@ -113,13 +113,14 @@ static int agree_on_plan(struct run *r, const char *resume, int64_t *shared_byte
         if (rc == OK) {
             j->policy = plan.policy;
             *shared_bytes = plan.shared_bytes;
-            value = xasprintf("%d %" PRId64, (int)plan.policy, plan.shared_bytes);
+            r->limit_bytes = plan.limit_bytes < INT64_MAX ? plan.limit_bytes : 0;
+            value = xasprintf("%d %" PRId64 " %" PRId64, (int)plan.policy, plan.shared_bytes, r->limit_bytes);
             rc = link_put(r->link, "plan", value, err);
             plan_release(&plan);
         }
     } else {
         rc = link_get(r->link, "plan", &value, (int)r->spec->stall_timeout_ms, err);
-        if (rc == OK && sscanf(value, "%d %" SCNd64, &policy, shared_bytes) != 2) rc = error_set(err, E_INTERNAL, "plan from rank 0: \"%s\"", value);
+        if (rc == OK && sscanf(value, "%d %" SCNd64 " %" SCNd64, &policy, shared_bytes, &r->limit_bytes) != 3) rc = error_set(err, E_INTERNAL, "plan from rank 0: \"%s\"", value);
         j->policy = (enum act_policy)policy;
     }
     free(value);
@@ -278,6 +279,7 @@ static void report(struct run *r, const struct step_result *s)
     struct error err;
     cJSON *o = meter_record(&r->meter, &r->job, r->world, s, r->steps - s->step);
     json_add_int(o, "allocated_bytes", r->allocated_bytes);
+    if (r->limit_bytes > 0) json_add_int(o, "limit_bytes", r->limit_bytes);
     json_add_int(o, "skipped_steps", r->progress.skipped);
     if (r->job.opt->galore) json_add_int(o, "galore_failures", r->job.opt->galore->failures);
     if (!isnan(r->eval_loss)) {
