@@ -93,6 +93,18 @@ static int adapter_input(struct model *m, const struct linear *l, const void **x
     return OK;
 }
 
+static int add_f32(struct model *m, float *y, const float *x, float a, int64_t n) { return model_op(m, "axpy", m->ops->axpy(m->s, DT_F32, y, DT_F32, x, a, n)); }
+
+/* dx = sum (f32), or += when add; l_y is scratch. */
+static int store_dx(struct model *m, void *dx, bool add, float *sum, int64_t n)
+{
+    if (add) {
+        TRY(cast(m, DT_F32, m->l_y, m->dt, dx, n));
+        TRY(add_f32(m, sum, m->l_y, 1, n));
+    }
+    return cast(m, m->dt, dx, DT_F32, sum, n);
+}
+
 /* --- DoRA: y = c (xd W^T + s xd A^T B^T) + (x - xd) W^T + b, c = mag / |W + s B A| by row, xd = drop(x), the norm held constant; all
  * of it in f32 but for the products with W, which take the activations' type.
  * Source: Liu et al. 2402.09353 §4.3, as PEFT computes it. --- */
@@ -100,8 +112,6 @@ static int scale_columns(struct model *m, float *y, const float *x, const float 
 {
     return model_op(m, "DoRA scale", m->ops->col_scale(m->s, DT_F32, y, x, c, n, C));
 }
-
-static int add_f32(struct model *m, float *y, const float *x, float a, int64_t n) { return model_op(m, "axpy", m->ops->axpy(m->s, DT_F32, y, DT_F32, x, a, n)); }
 
 /* l_t = xd A^T, l_y = xd W^T + s l_t B^T; *xa = xd in f32, in l_x or x itself. Uses l_dx. minus: if given, loses xd W^T on the way. */
 static int dora_inner(struct model *m, const struct linear *l, const void **xa, const void *x, float *minus, int64_t n, int64_t row0)
@@ -153,11 +163,7 @@ static int dora_bwd(struct model *m, const struct linear *l, void *dx, bool add,
         TRY(product_nn_f32(m, m->l_x, dy, l->w->w, n, l->in, l->out, 1, 1));
         sum = m->l_x;
     }
-    if (add) {
-        TRY(cast(m, DT_F32, m->l_y, m->dt, dx, n * l->in));
-        TRY(add_f32(m, sum, m->l_y, 1, n * l->in));
-    }
-    return cast(m, m->dt, dx, DT_F32, sum, n * l->in);
+    return store_dx(m, dx, add, sum, n * l->in);
 }
 
 /* inv_norm and c of one linear, from the weights as they are now. */
@@ -199,12 +205,13 @@ static int adapter_fwd(struct model *m, const struct linear *l, void *y, const v
     TRY(adapter_input(m, l, &xa, x, n, row0));
     TRY(product_nt(m, at, m->l_t, xa, l->A->w, n, l->r, l->in, 1, 0));
     if (at == m->dt) return product_nt(m, at, y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1);
-    TRY(cast(m, at, m->l_y, m->dt, y, n * l->out));
+    TRY(product_nt_f32(m, m->l_y, x, l->w->w, n, l->out, l->in, 1, 0));
     TRY(product_nt(m, at, m->l_y, m->l_t, l->B->w, n, l->out, l->r, l->scale, 1));
     return cast(m, m->dt, y, at, m->l_y, n * l->out);
 }
 
-static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const void *dy, const void *x, int64_t n, int64_t row0)
+/* In f32 dx holds dy W already. */
+static int adapter_bwd(struct model *m, const struct linear *l, void *dx, bool add, const void *dy, const void *x, int64_t n, int64_t row0)
 {
     enum dtype at = m->params.dt;
     const void *xa, *dya = dy;
@@ -219,22 +226,23 @@ static int adapter_bwd(struct model *m, const struct linear *l, void *dx, const 
     TRY(product_tn(m, at, l->A->g, m->l_dt, xa, l->r, l->in, n, 1));
     if (!dx) return OK;
     if (!drops(m) && at == m->dt) return product_nn(m, at, dx, m->l_dt, l->A->w, n, l->in, l->r, 1, 1);
-    void *part = m->l_dx, *other = m->l_x;              /* what the adapter gives to dx; x is used up */
-    TRY(product_nn(m, at, part, m->l_dt, l->A->w, n, l->in, l->r, 1, 0));
+    float *sum = m->l_dx;                               /* what the adapter gives to dx */
+    TRY(product_nn(m, at, sum, m->l_dt, l->A->w, n, l->in, l->r, 1, 0));
     if (drops(m)) {
-        TRY(drop(m, at, l, other, part, n, row0));
-        part = m->l_x;
-        other = m->l_dx;
+        TRY(drop(m, at, l, m->l_x, sum, n, row0));
+        sum = m->l_x;                                   /* x is used up */
     }
-    if (at == m->dt) return model_op(m, "add", m->ops->add(m->s, at, dx, dx, part, n * l->in));
-    TRY(cast(m, at, other, m->dt, dx, n * l->in));
-    TRY(model_op(m, "add", m->ops->add(m->s, at, other, other, part, n * l->in)));
-    return cast(m, m->dt, dx, at, other, n * l->in);
+    if (at == m->dt) return model_op(m, "add", m->ops->add(m->s, at, dx, dx, sum, n * l->in));
+    TRY(product_nn_f32(m, sum, dy, l->w->w, n, l->in, l->out, 1, 1));
+    return store_dx(m, dx, add, sum, n * l->in);
 }
+
+/* Does the product with W go through the adapter's tiles, to be summed with the adapter's part in f32 and rounded once? */
+static bool in_tiles(const struct model *m, const struct linear *l) { return l->A && (l->mag || m->params.dt != m->dt); }
 
 int linear_fwd(struct model *m, const struct linear *l, void *y, const void *x, int64_t N, int64_t row0)
 {
-    if (!l->mag || drops(m)) TRY(product_nt(m, m->dt, y, x, l->w->w, N, l->out, l->in, 1, 0));
+    if (!in_tiles(m, l) || (l->mag && drops(m))) TRY(product_nt(m, m->dt, y, x, l->w->w, N, l->out, l->in, 1, 0));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
@@ -247,13 +255,13 @@ int linear_bwd(struct model *m, const struct linear *l, void *dx, bool add, cons
 {
     if (l->w->g) TRY(product_tn(m, m->dt, l->w->g, dy, x, l->out, l->in, N, 1));
     if (l->b && l->b->g) TRY(model_op(m, "bias gradient", m->ops->bias_bwd(m->s, m->dt, l->b->g, dy, N, l->out)));
-    if (dx && !l->mag) TRY(product_nn(m, m->dt, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
+    if (dx && !in_tiles(m, l)) TRY(product_nn(m, m->dt, dx, dy, l->w->w, N, l->in, l->out, 1, add ? 1 : 0));
     size_t size = dtype_size(m->dt);
     for (int64_t i = 0; l->A && i < N; i += m->lora_tile) {
         int64_t n = N - i < m->lora_tile ? N - i : m->lora_tile;
         void *dxi = dx ? (char *)dx + (size_t)(i * l->in) * size : NULL;
         const void *dyi = (const char *)dy + (size_t)(i * l->out) * size, *xi = (const char *)x + (size_t)(i * l->in) * size;
-        TRY(l->mag ? dora_bwd(m, l, dxi, add, dyi, xi, n, row0 + i) : adapter_bwd(m, l, dxi, dyi, xi, n, row0 + i));
+        TRY(l->mag ? dora_bwd(m, l, dxi, add, dyi, xi, n, row0 + i) : adapter_bwd(m, l, dxi, add, dyi, xi, n, row0 + i));
     }
     return OK;
 }
@@ -280,14 +288,8 @@ struct linear *layer_linear(struct layer *l, int i)
 
 static void layout_dora(struct model *m, struct arena *device, int64_t widest)
 {
-    const struct model_config *c = m->c;
-    const int64_t sides[][2] = { { c->H * c->D, c->C }, { c->Hkv * c->D, c->C }, { c->C, c->H * c->D }, { c->F, c->C }, { c->C, c->F } };
     m->dora_rows = DORA_ROWS;
     m->widest = widest;
-    for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++) {
-        need(m, DT_F32, m->dt, m->lora_tile, sides[i][0], sides[i][1], false, true);
-        need(m, DT_F32, m->dt, m->lora_tile, sides[i][1], sides[i][0], false, false);
-    }
     int64_t rows = m->dropout > 0 && m->lora_tile > m->dora_rows ? m->lora_tile : m->dora_rows;       /* dora_fwd puts a tile there */
     m->l_w = arena_take(device, MEM_WORKSPACE, DT_F32, rows, widest, 0, 0, "dora.w");
     m->l_wy = arena_take(device, MEM_WORKSPACE, DT_F32, m->dora_rows, widest, 0, 0, "dora.w_scaled");
@@ -307,13 +309,13 @@ void linear_layout(struct model *m, struct arena *device)
     const struct model_config *c = m->c;
     int64_t widest = c->C > c->F ? c->C : c->F;
     if (c->H * c->D > widest) widest = c->H * c->D;
-    for (int64_t rows = m->max_Tl;; rows = m->mlp_tile) {
-        need_linear(m, m->dt, rows, c->H * c->D, c->C);
-        need_linear(m, m->dt, rows, c->Hkv * c->D, c->C);
-        need_linear(m, m->dt, rows, c->C, c->H * c->D);
-        need_linear(m, m->dt, rows, c->F, c->C);
-        need_linear(m, m->dt, rows, c->C, c->F);
-        if (rows == m->mlp_tile) break;
+    const int64_t sides[][2] = { { c->H * c->D, c->C }, { c->Hkv * c->D, c->C }, { c->C, c->H * c->D }, { c->F, c->C }, { c->C, c->F } };
+    for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++) {
+        need_linear(m, m->dt, m->max_Tl, sides[i][0], sides[i][1]);
+        need_linear(m, m->dt, m->mlp_tile, sides[i][0], sides[i][1]);
+        if (!m->lora) continue;
+        need(m, DT_F32, m->dt, m->lora_tile, sides[i][0], sides[i][1], false, true);
+        need(m, DT_F32, m->dt, m->lora_tile, sides[i][1], sides[i][0], false, false);
     }
     need_linear(m, m->dt, m->z_tile, c->V, c->C);
     if (m->lora) {
