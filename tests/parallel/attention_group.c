@@ -245,7 +245,7 @@ static int bench_open(struct bench *b, const struct config *c, struct comm_world
     attn_kept_shape(b->g, &Tr, &hq, &hk);
     b->q = room(c, wide), b->k = room(c, narrow), b->v = room(c, narrow), b->dout = room(c, wide), b->out = room(c, wide);
     b->dq = room(c, wide), b->dk = room(c, narrow), b->dv = room(c, narrow);
-    b->kept = (struct attn_kept){ room(c, Tr * hq * c->D), room(c, Tr * hk * c->D), room(c, Tr * hk * c->D), room(c, Tr * hq * c->D), room(c, Tr * hq) };
+    b->kept = (struct attn_kept){ room(c, Tr * hq * c->D), room(c, Tr * hk * c->D), room(c, Tr * hk * c->D), room(c, Tr * hq) };
     return rc;
 }
 
@@ -256,7 +256,7 @@ static void bench_close(struct bench *b)
     kernel_ops_cpu()->stream_free(b->s);
     free(b->index), free(b->cosines), free(b->sines), free(b->lc), free(b->ls), free(b->device), free(b->host);
     free(b->q), free(b->k), free(b->v), free(b->dout), free(b->out), free(b->dq), free(b->dk), free(b->dv);
-    free(b->kept.q), free(b->kept.k), free(b->kept.v), free(b->kept.o), free(b->kept.lse);
+    free(b->kept.q), free(b->kept.k), free(b->kept.v), free(b->kept.lse);
 }
 
 static int one_config(const struct config *c, struct comm_world *w, int rank, int seed)
@@ -282,11 +282,9 @@ static int one_config(const struct config *c, struct comm_world *w, int rank, in
     at2 = at1 = sent(w);
     if (rc == OK && !c->keep_all) {
         rc = attn_group_refetch(b.g, b.s, b.q, b.k, b.v, &b.kept, &err);
-        memset(b.out, 0xff, (size_t)(b.Tl * wide * bytes));
-        if (rc == OK) rc = attn_group_return(b.g, b.s, b.out, b.kept.o, &err);
         at2 = sent(w);
     }
-    if (rc == OK) rc = attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, &b.kept, &err);
+    if (rc == OK) rc = attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, b.out, &b.kept, &err);
     at3 = sent(w);
     attn_group_row_bytes(b.g, &fwd, &refetch, &bwd);
     attn_group_bytes(b.g, c->T, &most_fwd, &most_refetch, &most_bwd);
@@ -297,6 +295,7 @@ static int one_config(const struct config *c, struct comm_world *w, int rank, in
     int64_t n = b.Tl, S_R = c->T / c->R, a2a = bytes * c->D * n * (2 * c->H + 2 * K) * (c->U - 1) / c->U, acc = c->dt == DT_F64 ? 8 : 4;
     int64_t ring_fwd = 2 * (K / c->U) * c->D * bytes * S_R * (c->R - 1), ring_bwd = 2 * (K / c->U) * c->D * S_R * (bytes * (c->R - 1) + acc * c->R);
     if (c->R == 1) ring_bwd = 0;
+    ring_bwd += acc * n * c->H * (c->U - 1) / c->U;             /* delta */
     bool dense = c->n_docs == 1 && c->window == 0 && c->T >= 2 * c->R;
     if (rc != OK)
         (void)snprintf(what, sizeof what, "%s", err.text);
@@ -364,7 +363,7 @@ static int finite_differences(struct comm_world *w, int rank, void *arg)
     void *local[4] = { b.q, b.k, b.v, b.dout }, *grad[3] = { b.dq, b.dk, b.dv };
     for (int i = 0; i < 4; i++) take_local(c.dt, local[i], global[i], b.index, b.Tl, i == 3 ? wide : width[i]);
     int bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &b.kept, &err) != OK ||
-              attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, &b.kept, &err) != OK;
+              attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, b.out, &b.kept, &err) != OK;
     for (int probe = 0; probe < 60 && !bad; probe++) {
         int which = probe % 3;
         int64_t row = (probe * 17) % c.T, j = (probe * 7) % width[which], mine = -1;
@@ -413,7 +412,7 @@ static int same_bits(struct comm_world *w, int rank, void *arg)
             int64_t wide = b.Tl * c.H * c.D, narrow = b.Tl * c.Hkv * c.D, all = 2 * wide + 2 * narrow;
             for (int64_t j = 0; j < wide; j++) set(c.dt, b.q, j, value(1, rank, j)), set(c.dt, b.dout, j, value(2, rank, j));
             for (int64_t j = 0; j < narrow; j++) set(c.dt, b.k, j, value(3, rank, j)), set(c.dt, b.v, j, value(4, rank, j));
-            bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &b.kept, &err) != OK || attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, &b.kept, &err) != OK;
+            bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &b.kept, &err) != OK || attn_group_bwd(b.g, b.s, b.dq, b.dk, b.dv, b.dout, b.out, &b.kept, &err) != OK;
             float *got = xmalloc((unsigned long)all * 4);
             memcpy(got, b.out, (size_t)wide * 4);
             memcpy(got + wide, b.dq, (size_t)wide * 4);

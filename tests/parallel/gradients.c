@@ -73,8 +73,8 @@ static void layer_bytes(struct bytes *b, const struct config *c, const struct ro
     last_hops(last, c, row, window);
     for (int hop = 1; hop < R; hop++) around += last[(r - (hop - 1) + R) % R] >= hop ? block : 0;
     for (int o = 0; o < R && R > 1; o++) home += last[o] > 0 ? block : 0;       /* every rank hands on every sum that travels */
-    int64_t again = c->policy == ACT_NONE ? 0 : 1;
-    b->kind[COMM_ALL_TO_ALL] += in + out + again * (in + out) + out + in;
+    int64_t again = c->policy == ACT_NONE ? 0 : c->policy == ACT_ATTENTION ? in : in + out, delta = (U - 1) * Tl * hq * 4;
+    b->kind[COMM_ALL_TO_ALL] += in + out + again + delta + out + in;
     b->kind[COMM_HOP] += around + (c->policy >= ACT_LAYER ? around : 0) + around + home;
 }
 

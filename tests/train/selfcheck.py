@@ -38,7 +38,8 @@ def formula(L, H, K, D, U, R, T, b=4):
     a2a = b * D * n * (2 * H + 2 * Kx) * (U - 1) // U
     ring_f = 2 * (Kx // U) * D * b * (S // R) * (R - 1)
     ring_b = 2 * (Kx // U) * D * (S // R) * (b * (R - 1) + 4 * R) if R > 1 else 0
-    return L * (2 * a2a + ring_f + ring_b)
+    delta = 4 * n * H * (U - 1) // U
+    return L * (2 * a2a + delta + ring_f + ring_b)
 
 
 def all_reduce(count, size, n):

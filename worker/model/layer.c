@@ -50,19 +50,16 @@ static struct attn_kept kept_of(const struct model *m, const struct layer *l)
     if (!k.q) k.q = m->kept.q;
     if (!k.k) k.k = m->kept.k;
     if (!k.v) k.v = m->kept.v;
-    if (!k.o) k.o = m->kept.o;
     if (!k.lse) k.lse = m->kept.lse;
     return k;
 }
 
-/* x2 = x + a Wo, a from attention. Without an exchange back (U = 1) a is what attention would keep as o: kept once. */
-static int attention_fwd(struct model *m, struct layer *l, void *x2, const struct attn_kept *keep)
+/* x2 = x + a Wo, a from attention. */
+static int attention_fwd(struct model *m, struct layer *l, void *x2, struct attn_kept *keep)
 {
     void *a = l->a ? l->a : m->a;
-    struct attn_kept k = *keep;
-    if (k.o == a) k.o = NULL;
     TRY(project(m, l));
-    TRY(attn_group_fwd(l->attn, m->s, a, m->q, m->k, m->v, &k, m->err));
+    TRY(attn_group_fwd(l->attn, m->s, a, m->q, m->k, m->v, keep, m->err));
     TRY(linear_fwd(m, &l->o, x2, a, m->Tl, 0));
     return add_to(m, x2, x2, l->x, m->Tl * m->c->C);
 }
@@ -99,9 +96,8 @@ int layer_fwd(struct model *m, struct layer *l, void *x_out)
 static int recompute(struct model *m, struct layer *l, void *x2, struct attn_kept *kept)
 {
     if (l->x2) return OK;                       /* everything is there */
-    if (!l->kept.o) return attention_fwd(m, l, x2, kept);
-    if (!l->a) TRY(attn_group_return(l->attn, m->s, m->a, l->kept.o, m->err));
-    TRY(linear_fwd(m, &l->o, x2, l->a ? l->a : m->a, m->Tl, 0));        /* attention's output is kept: no attention again */
+    if (!l->a) return attention_fwd(m, l, x2, kept);
+    TRY(linear_fwd(m, &l->o, x2, l->a, m->Tl, 0));      /* attention's output is kept: no attention again */
     return add_to(m, x2, x2, l->x, m->Tl * m->c->C);
 }
 
@@ -127,7 +123,7 @@ static int mlp_bwd(struct model *m, struct layer *l, const void *x2)
 static int refetch(struct model *m, struct layer *l, struct attn_kept *kept)
 {
     const struct model_config *c = m->c;
-    bool have_qkv = l->kept.q || !l->kept.o;            /* kept, or just recomputed whole */
+    bool have_qkv = l->kept.q || !l->a;                 /* kept, or just recomputed whole */
     if (!have_qkv) {
         TRY(project(m, l));
         return attn_group_refetch(l->attn, m->s, m->q, m->k, m->v, kept, m->err);
@@ -145,8 +141,9 @@ static int attention_bwd(struct model *m, struct layer *l, void *dh, struct attn
     int64_t N = m->Tl;
     void *da = m->q, *dk = m->k, *dv = m->v;            /* their forward values are used up by now */
     TRY(refetch(m, l, kept));
-    TRY(linear_bwd(m, &l->o, da, false, m->d, l->a ? l->a : m->a, N, 0));
-    TRY(attn_group_bwd(l->attn, m->s, m->dq, dk, dv, da, kept, m->err));
+    const void *a = l->a ? l->a : m->a;
+    TRY(linear_bwd(m, &l->o, da, false, m->d, a, N, 0));
+    TRY(attn_group_bwd(l->attn, m->s, m->dq, dk, dv, da, a, kept, m->err));
     if (c->qk_norm) {
         TRY(norm_bwd(m, m->dq, false, m->dq, l->q_raw ? l->q_raw : m->q_raw, l->qnorm, m->rstd_q, N * c->H, c->D));
         TRY(norm_bwd(m, dk, false, dk, l->k_raw ? l->k_raw : m->k_raw, l->knorm, m->rstd_k, N * c->Hkv, c->D));
@@ -182,16 +179,12 @@ static void take_qkv(struct arena *a, const struct model *m, struct attn_kept *k
     k->v = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hk, D, 0, "layers.%lld.attn.v", (long long)i);
 }
 
-/* out: [Tl,H*D], what the projection reads; k->o is the same where nothing is exchanged. Else the policy that keeps attention alone keeps
- * k->o and exchanges it once more: two of them in every layer would not shrink with the number of ranks. */
-static bool one_o(const struct model *m) { return m->mesh->U > 1 && m->policy == ACT_ATTENTION; }
-
+/* Attention's output as the projection reads it, and what backward needs beside it. */
 static void take_o(struct arena *a, const struct model *m, struct attn_kept *k, void **out, int64_t i)
 {
     int64_t Tr, hq, hk;
     attn_kept_shape(m->layers[i < 0 ? 0 : i].attn, &Tr, &hq, &hk);
-    if (!one_o(m)) *out = k->o = take(a, m, MEM_ACTIVATIONS, m->c->H * m->c->D, "attn.out", i);
-    if (m->mesh->U > 1) k->o = arena_take(a, MEM_ACTIVATIONS, m->dt, Tr, hq, m->c->D, 0, "layers.%lld.attn.o", (long long)i);
+    *out = take(a, m, MEM_ACTIVATIONS, m->c->H * m->c->D, "attn.out", i);
     k->lse = arena_take(a, MEM_ACTIVATIONS, m->dt == DT_F64 ? DT_F64 : DT_F32, hq, Tr, 0, 0, "layers.%lld.attn.lse", (long long)i);
 }
 
@@ -226,8 +219,6 @@ void layer_layout(struct model *m, struct arena *a, struct arena *host)
         take_qkv(a, m, &m->kept, -1);
         take_o(a, m, &m->kept, &m->a, -1);
     }
-
-    if (one_o(m)) m->a = take(a, m, MEM_ACTIVATIONS, c->H * c->D, "attn.out", -1);
 
     struct arena_mark mark = arena_mark(a);
     if (m->policy == ACT_ATTENTION) take_qkv(a, m, &m->kept, -1);

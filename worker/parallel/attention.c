@@ -5,7 +5,8 @@
  *   ring  R = 1: the plain kernel. Else at step t rank r holds keys and values of owner (r-t) mod R and passes them on while it computes;
  *         o and lse accumulate in fp32 (the merge is the kernel's). Two buffers: one is read and sent, the other filled.
  *   back  o [Tr,hq,D] -> a2a, no packing -> [U,Tl,hq,D] -> [Tl,H,D]
- * Backward is the mirror image. Every block gets the final lse and delta of the whole row. dq accumulates here; (dk,dv) of a block
+ * Backward is the mirror image. Every block gets the final lse and delta of the whole row; delta is computed where the output is, and exchanged: one number a
+ * head and token, so that the output is kept in one form only. dq accumulates here; (dk,dv) of a block
  * travel with it in fp32, R hops, the last one home: each rank adds its part to what arrives. The part is computed while the sum so
  * far is still on its way, hence a third buffer for it. Half of a rank's own block is left for the end, to be computed during the last hop.
  *
@@ -107,7 +108,10 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->sum[i] = arena_take(shared, MEM_COMMUNICATION, g->acc, 2, Tr, hk, D, "attn.ring_dkv%d", i);
     }
     g->q = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.q");
-    if (U > 1 || R == 1) {              /* a ring alone has its keys and values in kv[0] */
+    if (U > 1 && R > 1 && g->send_size == Tr * (hq + 2 * hk) * D) {     /* dk and dv arrive when the ring is done */
+        g->k = g->kv[1];
+        g->v = g->k ? at(d.dt, g->k, Tr * hk * D) : NULL;
+    } else if (U > 1 || R == 1) {       /* a ring alone has its keys and values in kv[0] */
         g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
         g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
     }
@@ -341,7 +345,6 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
         rc = ring_fwd(g, s, acc, lse, rq, err);
         if (rc == OK && acc != o) rc = checked(g, s, g->ops->cast(s, g->d.dt, o, g->acc, acc, q_size(g)), "cast", err);
     }
-    if (rc == OK && keep->o && keep->o != o) rc = copy(g, s, keep->o, o, q_size(g), err);
     if (rc != OK || alone) return rc;
     rc = exchange_back(g, s, err);
     return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
@@ -351,14 +354,6 @@ int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, co
 {
     assert(keep->q && keep->k && keep->v);
     return exchange_in(g, s, keep->q, keep->k, keep->v, q, k, v, err);
-}
-
-int attn_group_return(struct attn_group *g, struct stream *s, void *out, const void *o, struct error *err)
-{
-    if (g->m->U == 1) return out == o ? OK : copy(g, s, out, o, q_size(g), err);
-    int rc = copy(g, s, g->send, o, q_size(g), err);
-    if (rc == OK) rc = exchange_back(g, s, err);
-    return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
 }
 
 /* --- backward --- */
@@ -461,18 +456,35 @@ static int ring_bwd(struct attn_group *g, struct stream *s, void *dk, void *dv, 
     return rc == OK && travels ? deliver_dkv(g, s, g->sum[R & 1], dk, dv, err) : rc;
 }
 
-int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err)
+/* delta [hq,Tr] of all tokens of the ring place, this rank's heads. Rows of one head lie together on both sides, so nothing is packed. */
+static int exchange_delta(struct attn_group *g, struct stream *s, const void *dout, const void *out, struct error *err)
 {
-    assert(kept->q && kept->k && kept->v && kept->o && kept->lse);
+    bool alone = g->m->U == 1;
+    int64_t row = g->Tl * (int64_t)dtype_size(g->acc);
+    int rc = checked(g, s, g->ops->attn_delta(s, g->d.dt, g->d.dt, alone ? g->delta : g->send, dout, out, g->Tl, g->d.H, g->d.D), "attn_delta", err);
+    for (int64_t h = 0; h < g->hq && rc == OK && !alone; h += COMM_PARTS_MAX) {
+        struct comm_part parts[COMM_PARTS_MAX];
+        int n = 0;
+        for (int64_t i = h; i < g->hq && n < COMM_PARTS_MAX; i++)
+            parts[n++] = (struct comm_part){ .recv = at(g->acc, g->delta, i * g->Tr), .send = at(g->acc, g->send, i * g->Tl), .slice_bytes = row,
+                                             .recv_stride = row, .send_stride = g->hq * row };
+        rc = comm_all_to_all_parts(g->m->uly, s, parts, n, err);
+    }
+    return rc;
+}
+
+int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const void *out, const struct attn_kept *kept,
+                   struct error *err)
+{
+    assert(kept->q && kept->k && kept->v && kept->lse);
     bool alone = g->m->U == 1;
     int64_t nq = q_size(g), nk = k_size(g);
     const void *here = dout;                    /* [Tr,hq,D] */
-    int rc = OK;
-    if (!alone) {
+    int rc = exchange_delta(g, s, dout, out, err);
+    if (rc == OK && !alone) {
         rc = exchange_in(g, s, g->q, NULL, NULL, dout, NULL, NULL, err);
         here = g->q;
     }
-    if (rc == OK) rc = checked(g, s, g->ops->attn_delta(s, g->d.dt, g->d.dt, g->delta, here, kept->o, g->Tr, g->hq, g->d.D), "attn_delta", err);
     if (rc == OK) rc = clear(g, s, g->o_acc, nq, err);
     if (rc != OK) return rc;
     if (g->m->R > 1) {

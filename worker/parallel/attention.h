@@ -25,7 +25,6 @@ struct attn_dims {
 /* What a layer keeps from forward for backward; the engine owns the memory by its policy. NULL members: not kept. */
 struct attn_kept {
     void *q, *k, *v;            /* [Tr,hq,D], [Tr,hk,D] x2 dt, after exchange and rotation */
-    void *o;                    /* [Tr,hq,D] dt, before the exchange back */
     float *lse;                 /* [hq,Tr] (f64 in the F64 test build) */
 };
 
@@ -42,13 +41,12 @@ void attn_kept_shape(const struct attn_group *g, int64_t *Tr, int64_t *hq, int64
 int attn_group_row(struct attn_group *g, struct stream *s, const struct layout *l, const float *cos, const float *sin, struct error *err);
 /* out [Tl,H,D] = attention of q [Tl,H,D], k, v [Tl,Hkv,D] (before RoPE). keep: written as far as its members are not NULL. */
 int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err);
-/* Recomputes keep->q,k,v from q,k,v (rotation and exchange in, no attention): for policies that kept only o and lse. */
+/* Recomputes keep->q,k,v from q,k,v (rotation and exchange in, no attention): for policies that kept only the output and lse. */
 int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err);
-/* out [Tl,H,D] from kept o: the exchange back alone, for policies that keep o only in the form backward needs. */
-int attn_group_return(struct attn_group *g, struct stream *s, void *out, const void *o, struct error *err);
-/* dq, dk, dv [Tl,H|Hkv,D] dt (before RoPE) from dout [Tl,H,D] and everything in kept. */
-int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err);
-/* Bytes one layer sends, by the formulas of docs/communication.md, for a row of T tokens: forward, refetch and return, backward. */
+/* dq, dk, dv [Tl,H|Hkv,D] dt (before RoPE) from dout and out (what attn_group_fwd gave) [Tl,H,D] and everything in kept. */
+int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const void *out, const struct attn_kept *kept,
+                   struct error *err);
+/* Bytes one layer sends, by the formulas of docs/communication.md, for a row of T tokens: forward, refetch, backward. */
 /* attn_group_bytes: every ring block needed everywhere, the most a row can send. attn_group_row_bytes: exactly what this rank sends for
  * the row set, hops that nobody needs left out. */
 void attn_group_row_bytes(const struct attn_group *g, int64_t *fwd, int64_t *refetch, int64_t *bwd);

@@ -14,7 +14,8 @@ struct volume volume_of_layer(struct volume_dims d, int64_t T)
 {
     int64_t Tl = T / d.R / d.U, kv = volume_kv_heads(d.Hkv, d.U);
     int64_t in = d.b * d.D * Tl * (d.H / d.U + 2 * (kv / d.U)) * (d.U - 1), back = d.b * d.D * Tl * (d.H / d.U) * (d.U - 1);
-    struct volume v = { .fwd = in + back, .refetch = in + back, .bwd = back + in };
+    int64_t delta = d.b_acc * Tl * (d.H / d.U) * (d.U - 1);
+    struct volume v = { .fwd = in + back, .refetch = in, .bwd = delta + back + in };
     if (d.R > 1) {
         v.fwd += volume_kv_hop(d, T) * (d.R - 1);
         v.bwd += volume_kv_hop(d, T) * (d.R - 1) + volume_acc_hop(d, T) * d.R;

@@ -12,7 +12,7 @@ struct volume_dims {
     int64_t b, b_acc;           /* bytes of an activation; of a travelling gradient sum (4, or 8 in the F64 build) */
     int U, R;
 };
-struct volume { int64_t fwd, refetch, bwd; };       /* refetch: q, k, v in again, and out back again */
+struct volume { int64_t fwd, refetch, bwd; };       /* refetch: q, k, v in again */
 
 /* U divides the query heads, and splits or replicates the kv heads evenly. */
 bool volume_splits(int64_t H, int64_t Hkv, int U);
