@@ -2,7 +2,7 @@
  *
  * Rank -> keeper (fd 3, a stream socket pair), member "t":
  *   hello       {rank, pid, protocol}                       first line
- *   ready       {peak_bytes, device, policy, parallel, attention}
+ *   ready       {peak_bytes, device, policy, parallel, ulysses, ring, attention}
  *                                                                                 memory taken, groups connected, first row loaded
  *   beat        {step, phase, ticks}                        each second, from the link's own thread; any change is progress
  *   metrics     {step, …}                                   one per logged step; members in metric_names below

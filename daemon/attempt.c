@@ -614,6 +614,24 @@ void attempts_detach(struct daemon *d)
 /* Everything up to here is stored once the first n records that wait are. */
 static int64_t seq_after(const struct attempt *a, int n) { return n == a->n_q ? a->seen_seq : n > 0 ? a->q[n - 1].seq : a->last_seq; }
 
+/* The plan could only assume how fast the ranks reach each other; rank 0 says what they have decided, and why. */
+static int keep_degrees(struct store *s, int64_t job, const cJSON *ready, struct error *err)
+{
+    const char *why = json_str(ready, "parallel");
+    int64_t U = 0, R = 0;
+    if (why == NULL || !json_int(ready, "ulysses", &U) || !json_int(ready, "ring", &R)) return OK;
+    cJSON *patch = cJSON_CreateObject(), *parallel = cJSON_CreateObject();
+    json_add_int(parallel, "ring", R);
+    json_add_int(parallel, "ulysses", U);
+    json_add_str(parallel, "why", why);
+    (void)cJSON_AddItemToObject(patch, "parallel", parallel);
+    char *text = json_line(patch);
+    int rc = store_exec(s, err, "UPDATE jobs SET plan=json_patch(plan,?) WHERE id=? AND json_valid(plan)", "si", text, job);
+    free(text);
+    cJSON_Delete(patch);
+    return rc;
+}
+
 /* Stores the first n of the records that wait. */
 static int flush_one(struct attempt *a, int n, struct job_row *row, struct error *err)
 {
@@ -623,6 +641,7 @@ static int flush_one(struct attempt *a, int n, struct job_row *row, struct error
     for (int i = 0; i < n && rc == OK; i++) {
         const struct pending *p = &a->q[i];
         const char *t = json_str(p->m, "t"), *level = json_str(p->m, "level"), *path = json_str(p->m, "path");
+        if (t && strcmp(t, "ready") == 0 && p->rank == 0) rc = keep_degrees(s, id, p->m, err);
         if (t == NULL || strcmp(t, "beat") == 0 || strcmp(t, "hello") == 0 || strcmp(t, "ready") == 0) continue;
         if (strcmp(t, "metrics") == 0) { rc = metrics_store(s, id, p->rank, a->n, p->seq, p->ms, p->m, err); continue; }
         if (strcmp(t, "checkpoint") == 0 && path && strlen(path) < sizeof row->checkpoint) {

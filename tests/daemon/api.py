@@ -775,6 +775,15 @@ def test_advice(new):
     assert [a["code"] for a in advice] == ["comm_share"] and "50 %" in advice[0]["text"], advice
 
 
+def test_degrees_as_the_ranks_decided(new):
+    why = 'auto: ulysses x 2, "measured" \u2192 \'so\''
+    d = new(env={"RM_FAKE_PARALLEL": why})
+    id = d.submit()
+    d.until(id, "succeeded")
+    plan = d.job(id)["plan"]
+    assert plan["parallel"] == {"why": why, "ulysses": 2, "ring": 1} and plan["ok"] is True, plan
+
+
 def test_import(new):
     d = new()
     r = d.ask("POST", "/v1/import", {"format": "swift", "text": "NPROC_PER_NODE=2 swift sft --model /m --dataset /d --train_type lora --lora_rank 16 --max_length 32768"})

@@ -92,7 +92,7 @@ if what == "busy_start":            # cutting data: longer than any stall limit,
         sum(range(10000))
 say("fence", name="start")
 wait_for(lambda m: m["t"] == "fence" and m["name"] == "start")
-say("ready", peak_bytes=1000 * (rank + 1), device="fake")
+say("ready", peak_bytes=1000 * (rank + 1), device="fake", **({"parallel": os.environ["RM_FAKE_PARALLEL"], "ulysses": 2, "ring": 1} if "RM_FAKE_PARALLEL" in os.environ else {}))
 state["phase"] = "train"
 
 def grandchild(keep_stdout):

@@ -179,6 +179,8 @@ static void say_ready(struct run *r)
     json_add_int(o, "step", r->progress.step);
     json_add_str(o, "policy", act_policy_names[r->job.policy]);
     json_add_str(o, "parallel", r->job.mesh.why);
+    json_add_int(o, "ulysses", r->job.mesh.U);
+    json_add_int(o, "ring", r->job.mesh.R);
     json_add_str(o, "attention", r->attention);
     link_send(r->link, o);
     if (r->job.mesh.rank == 0) run_event(r, "info", "attention", "attention kernels on %s (attn_impl %s): %s", r->job.ops->name, r->spec->attn_impl, r->attention);
