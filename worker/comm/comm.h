@@ -35,6 +35,8 @@ struct comm_hop;                /* a transfer under way: a hop, or a reduction o
  * one after the other; the same on all of them. */
 int comm_open(struct comm_world **w, const char *name, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err);
+/* What comm_open would refuse at once: E_UNSUPPORTED when more than one rank asks for a transport this build does not have. */
+int comm_usable(const char *transport, int world, struct error *err);
 void *comm_memory(struct comm_world *w);                /* shared_bytes of zeroed memory that peers can reach */
 /* Shared bytes the transport takes beside shared_bytes, per rank: the plan lists them. */
 int64_t comm_overhead_bytes(const char *transport, int world);

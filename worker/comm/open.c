@@ -48,20 +48,26 @@ static int get(void *arg, const char *key, char **value, int timeout_ms, struct 
 
 static bool lost(void *arg) { return link_peer_lost(((const struct door *)arg)->link); }
 
+int comm_usable(const char *transport, int world, struct error *err)
+{
+    bool nccl = strcmp(transport, "nccl") == 0;
+    if (find(transport) || (nccl && world == 1)) return OK;
+    return error_set(err, E_UNSUPPORTED, "this build has no transport \"%s\" (%s); more than one rank needs it", transport, nccl ? "its CUDA backend was built without NCCL" : "it has shm and nccl");
+}
+
 int comm_open(struct comm_world **w, const char *name, const char *transport, const struct kernel_ops *ops, struct link *link, int rank, int world,
               int64_t shared_bytes, int deadline_ms, struct error *err)
 {
     *w = NULL;
     static const struct comm_transport alone = { .name = "nccl" };     /* one GPU has nobody to talk to: no call reaches it */
     const struct comm_transport *t = find(transport);
-    if (t == NULL && world == 1 && strcmp(transport, "nccl") == 0) t = &alone;
-    if (t == NULL) return error_set(err, E_UNSUPPORTED, "this build has no transport \"%s\" (%s); more than one rank needs it", transport,
-                                    strcmp(transport, "nccl") == 0 ? "its CUDA backend was built without NCCL" : "it has shm and nccl");
+    int rc = comm_usable(transport, world, err);
+    if (rc != OK) return rc;
     struct door *d = xcalloc(1, sizeof *d);
     d->link = link;
     (void)snprintf(d->name, sizeof d->name, "%s", name);
     struct comm_meeting m = { put, get, lost, d };
-    int rc = comm_open_with(w, t, ops, &m, rank, world, shared_bytes, deadline_ms, err);
+    rc = comm_open_with(w, t ? t : &alone, ops, &m, rank, world, shared_bytes, deadline_ms, err);
     if (rc == OK) (*w)->door = d;
     else free(d);
     return rc;

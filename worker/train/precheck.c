@@ -321,6 +321,7 @@ int plan_command(const char *spec_path, bool brief)
             problems_add(&p, "/device", status_name(err.code), "%s%s", err.text, spec.memory_limit_bytes > 0 ? "" : " (to plan for a GPU elsewhere, give memory_limit_bytes)");
         else if (have_config) {
             if (mesh_choose(&mesh, &spec, config.H, config.Hkv, 0, &err) != OK) problems_add(&p, "/sequence_parallel_size", status_name(err.code), "%s", err.text);
+            else if (here && comm_usable(job_transport(ops), mesh.world, &err) != OK) problems_add(&p, "/nproc_per_node", status_name(err.code), "%s", err.text);
             else if (plan_make(&plan, &spec, &config, ops, mesh.world, &err) != OK) {
                 if (err.code == E_LIMIT) problems_add(&p, "/memory_limit_bytes", "does_not_fit", "%s", err.text);
                 else add_problem(&p, "", &err);
