@@ -134,6 +134,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS <= 4 ? 2 : 1) fwd_ker
         __syncthreads();        // V is free again
     }
     cp_async_wait<0>();
+    __syncwarp();               // every lane has read the incoming lse: shuffles order no memory
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {

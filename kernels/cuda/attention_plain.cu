@@ -75,6 +75,7 @@ template <class T, class OUT> static __global__ void plain_fwd_kernel(const T *q
     float inv = sum > 0.0f ? 1.0f / sum : 0.0f;
     for (int c = 0; c < PER_LANE; c++)
         if (lane + 32 * c < p.D) o[lane + 32 * c] = from_float<OUT>(acc[c] * inv);
+    __syncwarp();               // every lane has read the incoming lse: shuffles order no memory
     if (lane == 0) p.lse[h * p.Tq + t] = sum > 0.0f ? top + logf(sum) : -CUDART_INF_F;
 }
 

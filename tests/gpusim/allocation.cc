@@ -1,7 +1,8 @@
 // allocation.cc - device and pinned memory: who owns which address, and copies between them.
 //
 // Device memory is filled with 0xff (NaN) when it is made, ends at a guard page, and is unreadable while the device rests, so that
-// host code which touches it stops with a message. GPUSIM_MEMORY: bytes a device has (default 16 GiB).
+// host code which touches it stops with a message. GPUSIM_MEMORY: bytes a device has (default 16 GiB). GPUSIM_TAKEN: bytes of them
+// that look free and are not, as if somebody else had taken them since.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ struct allocation { size_t bytes; char *pages; size_t page_bytes; };
 struct memory {
     std::mutex lock;
     std::map<uintptr_t, allocation> device, pinned;
-    size_t used = 0, limit = (size_t)16 << 30;
+    size_t used = 0, limit = (size_t)16 << 30, taken = 0;
     int open = 0;                           // how many are executing operations
 };
 
@@ -37,6 +38,7 @@ static memory &mem()
         memory *x = new memory;
         const char *s = getenv("GPUSIM_MEMORY");
         if (s) x->limit = strtoull(s, nullptr, 0);
+        if ((s = getenv("GPUSIM_TAKEN"))) x->taken = strtoull(s, nullptr, 0);
         return x;
     }();
     return *m;
@@ -123,7 +125,7 @@ static cudaError_t device_alloc(void **p, size_t bytes, size_t align)
     std::lock_guard<std::mutex> l(m.lock);
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
-    if (bytes > m.limit - m.used) return note(cudaErrorMemoryAllocation);
+    if (bytes + m.used + m.taken > m.limit) return note(cudaErrorMemoryAllocation);
     watch_faults();
     size_t page = 4096, padded = (bytes + align - 1) / align * align, pages = (padded + page - 1) / page * page;
     char *base = (char *)mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Plants one bug at a time in a copy of a CUDA kernel and demands that the emulated kernel test notices it: proof that the
-detectors detect. usage: mutants.py SOURCE BUILD CUDA_HEADERS TEST [NAME]"""
+detectors detect. usage: mutants.py SOURCE BUILD CUDA_HEADERS TEST [NAME]
+
+With --races TEST is built for ThreadSanitizer: it must be clean itself, and name each planted race.
+usage: mutants.py SOURCE BUILD CUDA_HEADERS TEST --races [NAME]"""
 import concurrent.futures
 import os
 import pathlib
@@ -9,7 +12,8 @@ import sys
 import tempfile
 
 source, build, headers, test = (pathlib.Path(a) for a in sys.argv[1:5])
-only = sys.argv[5] if len(sys.argv) > 5 else ""
+races = "--races" in sys.argv
+only = sys.argv[-1] if len(sys.argv) > 5 + races else ""
 
 # name, file, text, replacement
 MUTANTS = [
@@ -32,6 +36,12 @@ MUTANTS = [
     ("spans: ragged tiles lost", "spans.cu", "tiles += (rows + tile - 1) / tile", "tiles += rows / tile"),
     ("rope: unpack without the second copy", "rope.cu", "for (int64_t u = 0; u < U; u++) {\n            int64_t j = head", "for (int64_t u = 0; u < 1; u++) {\n            int64_t j = head"),
     ("loss: unlabelled rows keep their logits", "loss.cu", "            if (grad)\n                for (int64_t c = threadIdx.x; c < V; c += THREADS) zn[c] = from_float<T>(0.0f);\n", ""),
+]
+RACES = [
+    ("norm: no barrier in the sum", "common.cuh", "    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;\n    __syncthreads();\n", "    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;\n"),
+    ("fwd: incoming lse read beside its writer", "attention_fwd.cu", "    __syncwarp();               // every lane has read the incoming lse", "    // every lane has read the incoming lse"),
+    ("bwd: no barrier before the next Q", "attention_bwd.cu", "                __syncthreads();        // the last block's readers are done with Q, dO and the row sums\n", ""),
+    ("sumsq: blocks meet in one place", "optimizer.cu", "parts[blockIdx.x] = ", "parts[0] = "),
 ]
 UNITS_OF = {"tile.cuh": ["attention_fwd.cu", "attention_bwd.cu"], "common.cuh": ["norm.cu"]}
 FLAGS = ["-std=gnu++17", "-O1", "-DGPUSIM", "-fno-strict-aliasing", "-fno-optimize-sibling-calls", "-w", "-I", str(source / "tests/gpusim"), "-isystem", str(headers)]
@@ -62,27 +72,40 @@ def run(mutant):
             return name, "the text to change is not there: bring mutants.py up to date"
         target.write_text(text.replace(old, new))
         made = []
+        flags = FLAGS + (["-fsanitize=thread"] if races else [])
         for unit in UNITS_OF.get(file, [file]):
             out = copy / (unit + ".o")
-            subprocess.run(["g++", *FLAGS, "-I", str(copy), "-I", str(source), "-x", "c++", "-c", str(copy / "kernels/cuda" / unit), "-o", str(out)], check=True)
+            subprocess.run(["g++", *flags, "-I", str(copy), "-I", str(source), "-x", "c++", "-c", str(copy / "kernels/cuda" / unit), "-o", str(out)], check=True)
             made.append(str(out))
         program = copy / "mutant"
         inputs, link = objects()
         # the mutants come first: the library's own unit of that name is then not taken
         subprocess.run(["g++", *made, *inputs, "-o", str(program), "-Wl,--allow-multiple-definition", *link], cwd=build, check=True)
-        for seed in ("0", "1"):
-            try:
-                done = subprocess.run([program], env={**os.environ, "GPUSIM_SEED": seed, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300)
-            except subprocess.TimeoutExpired:
-                return name, ""
-            if done.returncode != 0:
-                return name, ""
-        return name, "not noticed"
+        return name, judge(program, file)
+
+
+def judge(program, file):
+    """Empty when the program notices that something is wrong with it."""
+    if races:
+        return "" if b"data race" in emulate(program, "0", {"CK_RUN_CASE": "attention" if "attention" in file else "local"}).stderr else "not named"
+    return "" if any(emulate(program, seed).returncode for seed in ("0", "1")) else "not noticed"
+
+
+def emulate(program, seed, env={}):
+    env = {**os.environ, "GPUSIM_SEED": seed, "OMP_NUM_THREADS": "1", "TSAN_OPTIONS": "halt_on_error=1", **env}
+    try:
+        return subprocess.run([program], env=env, capture_output=True, timeout=300)
+    except subprocess.TimeoutExpired as slow:
+        return subprocess.CompletedProcess(program, 124, b"", slow.stderr or b"")
 
 
 failed = 0
+if races:
+    clean = emulate(test, "0")
+    print(f"{'clean' if clean.returncode == 0 else 'RACES'}  the kernels as they are\n{clean.stderr.decode() if clean.returncode else ''}", flush=True)
+    failed += clean.returncode != 0
 with concurrent.futures.ThreadPoolExecutor(max(1, min(2, os.cpu_count() or 1))) as pool:
-    for name, problem in pool.map(run, [m for m in MUTANTS if only in m[0]]):
+    for name, problem in pool.map(run, [m for m in (RACES if races else MUTANTS) if only in m[0]]):
         print(f"{'MISSED' if problem else 'caught'}  {name}{': ' + problem if problem else ''}", flush=True)
         failed += bool(problem)
 sys.exit(1 if failed else 0)

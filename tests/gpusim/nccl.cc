@@ -69,6 +69,7 @@ struct ncclComm {
     std::atomic<uint64_t> turn { 0 };       // operations done
     std::atomic<bool> over { false };       // revoked or aborted: operations end without having done their work
     std::vector<point> used;                // ends of the streams it was used on
+    uint64_t sent = 0;                      // payload of sends to others
     ~ncclComm() { if (shared) (void)munmap((void *)shared, shared_bytes); }
 };
 
@@ -137,6 +138,7 @@ static bool poll_transfer(ncclComm *c, transfer &x, bool *moved)
     part = x.sends ? put(r, x.data + x.done, part) : get(r, x.data + x.done, part);
     x.done += part;
     *moved |= part > 0;
+    if (x.sends && x.peer != c->rank && x.m.kind == SEND_RECV) c->sent += part;
     return x.finished = x.done == x.m.bytes;
 }
 
@@ -461,6 +463,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
     return ncclSuccess;
 }
 
+// GPUSIM_REPORT: what really went out, for tests to compare with what the program counted.
+static void report(const ncclComm *c)
+{
+    if (getenv("GPUSIM_REPORT")) fprintf(stderr, "gpusim: a communicator of %d ranks sent %llu bytes by send/recv\n", c->n, (unsigned long long)c->sent);
+}
+
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
     ncclResult_t r = usable(c);
@@ -477,6 +485,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     if (!c || !c->self) return fail(ncclInvalidArgument, "not a communicator");
     for (point p : c->used) wait_for(p);
+    report(c);
     std::shared_ptr<ncclComm> last = std::move(c->self);
     return ncclSuccess;
 }

@@ -303,6 +303,7 @@ void enqueue(cudaStream_t stream, op o)
         bool moved = false;
         __tsan_release(x.get());
         while (!run(s, x.get(), &moved)) usleep(20);
+        __tsan_acquire(&s->sync);
         memory_close();
         std::lock_guard<std::mutex> l(d.lock);
         if (x->records) x->records->at = device_now();

@@ -43,6 +43,7 @@ const struct kernel_ops *target_open(struct stream **s)
     static double parts[CUDA_SUM_PARTS];
     if (setenv("GPUSIM_STREAMS", "sync", 1) != 0) abort();      // these tests read results at once, and their memory is the host's
     gpusim::any_pointer_allowed = true;
+    kernel_cpu_threads(1);
     if (cuda_matmul_prepare(&stream, NULL) != OK) return NULL;
     stream.attn = ATTN_FLASH;
     stream.parts = parts;

@@ -653,6 +653,8 @@ static int nccl_open_world(struct comm_world *w, int64_t shared_bytes, int deadl
         if (e == cudaSuccess) e = cudaStreamSynchronize(NULL);      /* or it comes after what the compute stream writes */
         if (e != cudaSuccess) return cuda_failed(err, e, "clear the exchange memory");
     }
+    e = cudaStreamSynchronize(NULL);            /* neither nc->s nor the compute stream waits for the clearing by itself */
+    if (e != cudaSuccess) return cuda_failed(err, e, "clear the exchange memory");
     int rc = start_watchdog(nc, err);
     if (rc == OK) cuda_watch_set(look, nc);
     return rc;
