@@ -287,6 +287,7 @@ int verb_run(struct cli *c)
     if (rc != CLI_OK) goto out;
 
     if (s.after.n > 0) progress_note(&r.progress, "warning: /after is ignored: run starts at once, without the daemon that knows other jobs; use submit to wait for them");
+    if (s.max_restarts > 0) progress_note(&r.progress, "warning: /max_restarts is ignored: run ends with its first attempt; use submit for a job that starts again by itself");
     const cJSON *warnings = json_get(plan, "warnings");
     for (const cJSON *w = warnings ? warnings->child : NULL; w; w = w->next)
         if (cJSON_IsString(w)) progress_note(&r.progress, "warning: %s", w->valuestring);

@@ -112,6 +112,8 @@ def test_plan_schema_help(keeper):
 def test_mistakes_are_told(keeper):
     code, out, err = run("run", place(after=["j1"], max_steps=1))
     assert code == OK and "warning: /after is ignored" in err, err
+    code, out, err = run("run", place(max_restarts=2), "--json")
+    assert code == OK and "warning: /max_restarts is ignored" in err, err
     assert "after" not in run("run", place(max_steps=1))[2]
     cluster = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples", "h100-cluster.json")
     code, out, err = run("plan", cluster)
