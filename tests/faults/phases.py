@@ -62,7 +62,7 @@ def lay(point, phase, rank):
 
 
 def case(new, how, shape, zero, blows):
-    name = f"{how} {shape} zero {zero}"
+    name = f"{how} {shape} zero {zero} from {blows[0][0]}"        # jobs run side by side: each has its own
     point = os.path.join(rig.ROOT, name.replace(" ", "-"))
     d = new(worker=os.path.abspath(os.path.join(rig.BUILD, "ringmaster-worker")), env={"RM_FAILPOINT": point, "OMP_WAIT_POLICY": "passive"}, backoff_ms=10)
     tiny_model(f"{d.data}/model")
