@@ -154,7 +154,8 @@ static int start(struct attempt *a, struct error *err)
     char **env = xcalloc(n_env + 4, sizeof *env), *worker = xasprintf("RM_WORKER=%s", d->worker ? d->worker : "");
     size_t k = 0;
     for (size_t i = 0; i < n_env; i++)
-        if (strncmp(environ[i], "RINGMASTER_", 11) != 0 && strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 && strncmp(environ[i], "WATCHDOG_", 9) != 0 &&
+        if (strncmp(environ[i], "RINGMASTER_CUDA_MODULE=", 23) == 0) env[k++] = environ[i];      /* the worker's, not the daemon's */
+        else if (strncmp(environ[i], "RINGMASTER_", 11) != 0 && strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 && strncmp(environ[i], "WATCHDOG_", 9) != 0 &&
             !(a->j->gpu && strncmp(environ[i], "CUDA_VISIBLE_DEVICES=", 21) == 0)) env[k++] = environ[i];
     env[k++] = env_nonce;
     if (*d->set.worker) env[k++] = worker;

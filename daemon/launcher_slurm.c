@@ -96,7 +96,7 @@ static char **environment(void)
     for (size_t i = 0; i < n; i++) {
         bool drop_it = false;
         for (size_t j = 0; j < sizeof dropped / sizeof dropped[0]; j++) drop_it |= strncmp(environ[i], dropped[j], strlen(dropped[j])) == 0;
-        if (!drop_it || strncmp(environ[i], "SLURM_CONF=", 11) == 0) env[k++] = environ[i];
+        if (!drop_it || strncmp(environ[i], "SLURM_CONF=", 11) == 0 || strncmp(environ[i], "RINGMASTER_CUDA_MODULE=", 23) == 0) env[k++] = environ[i];
     }
     return env;
 }

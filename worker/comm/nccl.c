@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <nccl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -80,6 +81,8 @@ struct nccl {
     bool quit;
     _Atomic double ending;              /* since when the process is ending; 0: it is not */
 };
+
+#define SPIN_S 0.005                    /* a launch takes NCCL's own thread some microseconds: not worth a sleep */
 
 static double now_s(void)
 {
@@ -262,7 +265,7 @@ static int taken(struct nccl *nc, struct team *t, ncclResult_t r, int timeout_ms
 {
     struct error why = { 0 };
     double from = now_s();
-    for (int i = 0; r == ncclInProgress; i++) {
+    while (r == ncclInProgress) {
         int rc = look(nc, err);
         if (rc != OK) return rc;
         ncclResult_t e = ncclCommGetAsyncError(t->comm, &r);
@@ -271,7 +274,8 @@ static int taken(struct nccl *nc, struct team *t, ncclResult_t r, int timeout_ms
             error_set(&why, E_PEER, "nccl: %s: the other ranks did not come within %d s", what, timeout_ms / 1000);
             return lose(nc, &why, err);
         }
-        if (r == ncclInProgress && i > 100) sleep_ms(1);
+        if (r == ncclInProgress && now_s() - from > SPIN_S) sleep_ms(1);
+        else (void)sched_yield();
     }
     if (r == ncclSuccess) return OK;
     int rc = nccl_failed(&why, r, t->comm, what);
@@ -379,11 +383,14 @@ static int issued(struct comm *c, ncclResult_t r, const char *what, struct error
     return r == ncclSuccess ? OK : taken(nc, team_of(c), r, nc->deadline_ms, what, err);
 }
 
+/* Inside a group; a communicator that does not block may say that it is still at it. */
+static bool fine(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
+
 /* Ends a group of calls: the first failure inside it counts, but a group once begun is ended. */
 static int end_group(struct comm *c, ncclResult_t inside, const char *what, struct error *err)
 {
     ncclResult_t r = ncclGroupEnd();
-    if (inside != ncclSuccess && inside != ncclInProgress) r = inside;
+    if (!fine(inside)) r = inside;
     return issued(c, r, what, err);
 }
 
@@ -412,10 +419,10 @@ static int nccl_all_to_all(struct comm *c, struct stream *s, const struct comm_p
         for (int i = 0; i < n_parts; i++) {
             const struct comm_part *t = &parts[i];
             size_t n = (size_t)t->slice_bytes;
-            for (int p = 0; p < c->n && n > 0 && r == ncclSuccess; p++) {
+            for (int p = 0; p < c->n && n > 0 && fine(r); p++) {
                 if (p == c->me) continue;
                 r = ncclSend(byte_in(t->send, t->send_stride * p), n, ncclInt8, p, comm, nc->s.q);
-                if (r == ncclSuccess) r = ncclRecv(byte_at(t->recv, t->recv_stride * p), n, ncclInt8, p, comm, nc->s.q);
+                if (fine(r)) r = ncclRecv(byte_at(t->recv, t->recv_stride * p), n, ncclInt8, p, comm, nc->s.q);
             }
         }
         rc = end_group(c, r, "all-to-all", err);
@@ -431,8 +438,8 @@ static int nccl_hop_start(struct comm *c, struct stream *s, void *recv, const vo
     if (rc != OK) return rc;
     ncclComm_t comm = team_of(c)->comm;
     ncclResult_t r = ncclGroupStart();
-    if (r == ncclSuccess && send) r = ncclSend(send, (size_t)bytes, ncclInt8, (c->me + 1) % c->n, comm, nc->s.q);
-    if (r == ncclSuccess && recv) r = ncclRecv(recv, (size_t)bytes, ncclInt8, (c->me + c->n - 1) % c->n, comm, nc->s.q);
+    if (fine(r) && send) r = ncclSend(send, (size_t)bytes, ncclInt8, (c->me + 1) % c->n, comm, nc->s.q);
+    if (fine(r) && recv) r = ncclRecv(recv, (size_t)bytes, ncclInt8, (c->me + c->n - 1) % c->n, comm, nc->s.q);
     rc = finish(c, x, end_group(c, r, "hop", err), err);
     if (rc == OK) *h = &x->head;
     return rc;
@@ -455,7 +462,7 @@ static int nccl_reduce_pieces_start(struct comm *c, struct stream *s, float *out
     float *mine = (float *)(uintptr_t)in;       /* comm_memory, ours until hop_wait */
     ncclComm_t comm = team_of(c)->comm;
     ncclResult_t r = ncclGroupStart();
-    for (int p = 0; p < c->n && r == ncclSuccess; p++) {
+    for (int p = 0; p < c->n && fine(r); p++) {
         int64_t at = cuts[p] - cuts[0], n = cuts[p + 1] - cuts[p];
         if (n > 0) r = ncclReduce(mine + at, mine + at, (size_t)n, ncclFloat32, ncclSum, p, comm, nc->s.q);
     }
@@ -480,7 +487,7 @@ static int nccl_gather_pieces_start(struct comm *c, struct stream *s, enum dtype
     if (rc != OK) return rc;
     ncclComm_t comm = team_of(c)->comm;
     ncclResult_t r = ncclGroupStart();
-    for (int p = 0; p < c->n && r == ncclSuccess; p++) {
+    for (int p = 0; p < c->n && fine(r); p++) {
         char *to = byte_at(out, (cuts[p] - cuts[0]) * size);
         int64_t n = (cuts[p + 1] - cuts[p]) * size;
         if (n > 0) r = ncclBroadcast(p == c->me ? in : to, to, (size_t)n, ncclInt8, p, comm, nc->s.q);
