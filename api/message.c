@@ -34,6 +34,13 @@ const struct metric_name metric_names[] = {
     { "limit_bytes", "bytes", "what a rank may take: memory_limit_bytes, or its share of the device" },
     { "eval_loss", "nats", "loss on the validation split (job)" },
     { "eval_perplexity", "", "exp(eval_loss) (job)" },
+    { "gpu_utilization", "", "share of the driver's last sampling period in which a kernel ran (these gpu_ figures: where NVML is)" },
+    { "gpu_power_w", "W", "power drawn by this rank's GPU" },
+    { "gpu_power_limit_w", "W", "power it may draw" },
+    { "gpu_temperature_c", "degC", "its temperature" },
+    { "gpu_sm_clock_mhz", "MHz", "its multiprocessors' clock" },
+    { "gpu_sm_clock_max_mhz", "MHz", "the highest they can have" },
+    { "gpu_memory_used_bytes", "bytes", "device memory in use, all processes" },
     { "skipped_steps", "steps", "steps skipped for non-finite gradients so far (job)" },
 };
 const int n_metric_names = (int)(sizeof metric_names / sizeof metric_names[0]);

@@ -143,6 +143,8 @@ const CHARTS = [
   { title: 'straggler skew: slowest rank\'s own work over the mean', names: ['skew'], digits: 2 },
   { title: 'memory per rank (MiB), plan dashed', names: ['allocated_bytes'], ranks: true, factor: 1 / 2 ** 20, digits: 1, zero: true, plan: true },
   { title: 'step time by part, rank 0 (s)', names: ['data_s', 'forward_s', 'backward_s', 'reduce_s', 'optimizer_s', 'checkpoint_s'], stacked: true, digits: 3, zero: true },
+  { title: 'GPU utilization per rank (%)', names: ['gpu_utilization'], ranks: true, factor: 100, digits: 0, zero: true },
+  { title: 'GPU power per rank (W)', names: ['gpu_power_w'], ranks: true, digits: 0, zero: true },
   { title: 'gradient norm', names: ['grad_norm'], digits: 3, zero: true },
   { title: 'learning rate', names: ['learning_rate'], digits: 7, zero: true },
 ];

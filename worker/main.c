@@ -13,6 +13,7 @@
 #include "api/file.h"
 #include "api/message.h"
 #include "kernels/kernels.h"
+#include "worker/nvml.h"
 #include "worker/train/plan.h"
 #include "worker/train/run.h"
 #include "worker/verbs.h"
@@ -72,6 +73,8 @@ static void add_device(cJSON *list, const struct kernel_ops *ops, int index)
         char cc[24];
         (void)snprintf(cc, sizeof cc, "%d.%d", d.cc_major, d.cc_minor);
         json_add_str(o, "compute_capability", cc);
+        struct gpu_reading now;
+        if (nvml_open(NULL) == OK && nvml_read(d.uuid, &now)) nvml_add(o, "", &now);
     }
     (void)cJSON_AddItemToArray(list, o);
 }

@@ -15,6 +15,7 @@
 
 #include "api/file.h"
 #include "api/message.h"
+#include "worker/nvml.h"
 #include "worker/parallel/links.h"
 #include "worker/parallel/volume.h"
 #include "worker/train/checkpoint.h"
@@ -226,13 +227,48 @@ static int choose_degrees(struct run *r, int rank, int world, const char *resume
     return rc;
 }
 
+/* A rank's device: the one of its number on this machine, in the order in which neighbours are wired most closely. */
+static int open_device(struct run *r, int rank, struct error *err)
+{
+    enum { MOST = 64 };
+    const struct kernel_ops *ops = r->job.ops;
+    int n = (int)r->spec->nproc_per_node, at = rank % n, order[MOST];
+    struct device_info d;
+    if (ops == kernel_ops_cpu()) return ops->device_open(0, err);
+    if (n <= MOST && nvml_open(NULL) == OK) {
+        char uuid[MOST][64];
+        bool all = true;
+        for (int i = 0; i < n && all; i++)
+            if ((all = ops->device_info(i, &d, NULL) == OK)) (void)snprintf(uuid[i], sizeof uuid[i], "%s", d.uuid);
+        if (all) {
+            nvml_order((const char (*)[64])uuid, n, order);
+            (void)snprintf(r->gpu, sizeof r->gpu, "%s", uuid[order[at]]);
+            at = order[at];
+        }
+    }
+    return ops->device_open(at, err);
+}
+
+/* The GPU's own figures, into the record; people are told when it begins to be slowed down by heat or power. */
+static void look_at_gpu(struct run *r, cJSON *o)
+{
+    enum { IDLE = 1, BY_REQUEST = 2 };
+    struct gpu_reading now;
+    char text[200];
+    if (*r->gpu == '\0' || !nvml_read(r->gpu, &now)) return;
+    nvml_add(o, "gpu_", &now);
+    uint64_t slow = now.throttle & ~(uint64_t)(IDLE | BY_REQUEST), before = r->throttle;
+    r->throttle |= slow;
+    if (slow & ~before) run_event(r, "warning", "throttled", "the GPU of rank %d is slowed down: %s", r->job.mesh.rank, nvml_throttle_text(slow, text, sizeof text));
+}
+
 static int start(struct run *r, int rank, int world, const char *resume, struct model_config *config, struct error *err)
 {
     struct job *j = &r->job;
     int64_t shared_bytes = 0, max_T, max_docs;
     link_step(r->link, 0, "start");
     int rc = plan_device(r->spec, &j->ops, err);
-    if (rc == OK) rc = j->ops->device_open(j->ops == kernel_ops_cpu() ? 0 : rank % (int)r->spec->nproc_per_node, err);
+    if (rc == OK) rc = open_device(r, rank, err);
     if (rc == OK) rc = model_config_read(config, r->spec->model, r->spec, err);
     if (rc == OK) rc = choose_degrees(r, rank, world, resume, config, err);
     if (rc != OK) return rc;
@@ -289,6 +325,7 @@ static void report(struct run *r, const struct step_result *s)
         json_add_num(o, "eval_perplexity", exp(r->eval_loss));
     }
     bool logged = s->step % r->spec->logging_steps == 0 || s->step == r->steps || !isnan(r->eval_loss);
+    if (logged) look_at_gpu(r, o);
     if (r->job.mesh.rank == 0 && logged) {
         if (run_append(r, "logging.jsonl", o, &err) != OK) run_event(r, "warning", "log", "%s", err.text);      /* the run is worth more than its log */
         if (!r->quiet)

@@ -40,6 +40,8 @@ struct run {
     double eval_loss;           /* NaN: not evaluated in this step */
     int64_t tokens;             /* real tokens trained in this process, all ranks */
     char attention[200];        /* the kernels that run, for people */
+    char gpu[64];               /* uuid of this rank's GPU; "" on the CPU or without NVML */
+    uint64_t throttle;          /* why it was slowed down when last looked at */
     bool quiet;                 /* no lines for people on stderr */
 };
 
