@@ -60,7 +60,7 @@ enum attn_impl { ATTN_AUTO, ATTN_FLASH, ATTN_EAGER };
 
 struct device_info {
     char name[128], uuid[64];       /* "cpu" / the card's name */
-    int64_t total_bytes, free_bytes;
+    int64_t total_bytes, free_bytes;    /* free: known of the device that is open, of others the total is said */
     int cc_major, cc_minor;         /* compute capability; 0 on the CPU */
 };
 

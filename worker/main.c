@@ -60,6 +60,7 @@ int verb_plan(int argc, char **argv)
 static void add_device(cJSON *list, const struct kernel_ops *ops, int index)
 {
     struct device_info d;
+    if (ops != kernel_ops_cpu()) (void)ops->device_open(index, NULL);      /* only of an open device is it known what is free */
     if (ops->device_info(index, &d, NULL) != OK) return;
     cJSON *o = cJSON_CreateObject();
     json_add_str(o, "kind", ops->name);

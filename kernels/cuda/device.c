@@ -32,6 +32,8 @@ static int failed(struct error *err, cudaError_t e, const char *what)
     return error_set(err, code, "%s: %s", what, cudaGetErrorString(e));
 }
 
+static int open_device = -1;
+
 static int device_open(int device, struct error *err)
 {
     int n = 0;                              /* not written when the driver is missing */
@@ -40,23 +42,24 @@ static int device_open(int device, struct error *err)
     if (device < 0 || device >= n) return error_set(err, E_INVALID, "CUDA device %d: this machine has %d", device, n);
     e = cudaSetDevice(device);
     if (e == cudaSuccess) e = cudaFree(NULL);           /* makes the context now, so that its memory is not the first step's surprise */
-    return e == cudaSuccess ? OK : failed(err, e, "open the CUDA device");
+    if (e != cudaSuccess) return failed(err, e, "open the CUDA device");
+    open_device = device;
+    return OK;
 }
 
+/* Makes no context: a rank that asks about its neighbours' cards must not take hundreds of MiB on each of them. */
 static int device_info(int device, struct device_info *out, struct error *err)
 {
     struct cudaDeviceProp p;
     size_t free_bytes = 0, total = 0;
-    int n = 0, before = 0;
+    int n = 0;
     memset(out, 0, sizeof *out);
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess) return failed(err, e, "no CUDA device can be used");
     if (device < 0 || device >= n) return error_set(err, E_NOTFOUND, "CUDA device %d: this machine has %d", device, n);
     if ((e = cudaGetDeviceProperties(&p, device)) != cudaSuccess) return failed(err, e, "CUDA device properties");
-    (void)cudaGetDevice(&before);
-    if ((e = cudaSetDevice(device)) == cudaSuccess) e = cudaMemGetInfo(&free_bytes, &total);
-    (void)cudaSetDevice(before);
-    if (e != cudaSuccess) return failed(err, e, "CUDA memory information");
+    free_bytes = total = p.totalGlobalMem;
+    if (device == open_device && (e = cudaMemGetInfo(&free_bytes, &total)) != cudaSuccess) return failed(err, e, "CUDA memory information");
     (void)snprintf(out->name, sizeof out->name, "%.100s", p.name);
     const unsigned char *u = (const unsigned char *)p.uuid.bytes;
     (void)snprintf(out->uuid, sizeof out->uuid, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7],
