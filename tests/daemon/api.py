@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The HTTP API as a client meets it: routes, conventions, refusals, safety in browsers. usage: api.py [test_name…]"""
-import http.client, json, os, re, shutil, socket, stat, subprocess, sys, time
+import http.client, json, os, re, select, shutil, signal, socket, stat, subprocess, sys, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from rig import BUILD, FAKE, Reply, Skip, main
@@ -585,6 +585,76 @@ def test_names_are_only_data(new):
     event, _, data = s.next()
     assert event == "job" and data["data"]["name"] == name
     s.close()
+
+
+def test_F47_the_page_writes_text_only(new):
+    """Nothing from outside becomes markup: the page's program has no way to write any."""
+    d = new()
+    source = d.ask("GET", "/static/app.js", token=None).body.decode()
+    assert "textContent" in source or "createTextNode" in source or ".append(" in source
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "createContextualFragment", "srcdoc", "eval(", "new Function", "setTimeout('", 'setTimeout("', "javascript:"):
+        assert way not in source, way
+
+
+class Browser:
+    """A headless Chromium, spoken to over its debugging pipe: one JSON object, one NUL."""
+
+    def __init__(self, program, folder):
+        (a, self.to), (self.frm, b) = os.pipe(), os.pipe()
+        args = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe", "--user-data-dir=" + folder, "about:blank"]
+        self.p = subprocess.Popen(["sh", "-c", f'exec "$@" 3<&{a} 4>&{b}', "sh", *args], pass_fds=(a, b), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(a), os.close(b)
+        self.n, self.buf, self.session = 0, b"", None
+
+    def call(self, method, limit=30, **params):
+        self.n += 1
+        os.write(self.to, json.dumps({"id": self.n, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}).encode() + b"\0")
+        end = time.monotonic() + limit
+        while True:
+            while b"\0" not in self.buf:
+                if not select.select([self.frm], [], [], max(0, end - time.monotonic()))[0] or not (data := os.read(self.frm, 1 << 16)):
+                    raise Skip("chromium does not run here")
+                self.buf += data
+            one, self.buf = self.buf.split(b"\0", 1)
+            m = json.loads(one)
+            if m.get("id") == self.n:
+                return m["result"]
+
+    def open(self, url):
+        self.session = None
+        target = self.call("Target.createTarget", url=url)["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def ask(self, script):
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def end(self):
+        os.killpg(self.p.pid, signal.SIGKILL)
+        self.p.wait()
+        os.close(self.to), os.close(self.frm)
+
+
+def test_F47_hostile_names_in_a_browser(new):
+    """Chromium opens the list and the job's page: the name is there as text, no element came of it, nothing ran."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not program:
+        raise Skip("needs chromium")
+    d = new()
+    name = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\u202e\U0001f600" + "n" * 60
+    id = d.submit(name=name, labels={"<b>k</b>": "<i>v</i>"})
+    d.until(id, "succeeded")
+    b = Browser(program, os.path.join(d.root, "browser"))
+    try:
+        for view in ("#/", f"#/job/{id}"):
+            b.open(f"http://127.0.0.1:{d.port}/?token={d.token}{view}")
+            end = time.monotonic() + 40
+            while name not in (text := b.ask("document.body.innerText") or ""):
+                assert time.monotonic() < end, (view, text)
+                time.sleep(0.2)
+            assert b.ask("document.title") != "run" and b.ask("document.querySelectorAll('main img, main script, main i:not([style])').length") == 0, b.ask("document.body.innerHTML")[:3000]
+            assert "token" not in b.ask("location.href"), "the token stays in the address"
+    finally:
+        b.end()
 
 
 def test_compare(new):

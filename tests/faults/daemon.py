@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Faults of the coordinator and of what it depends on (numbers: docs/faults.md). usage: daemon.py [test_name…]; RM_SOAK=1: full length."""
-import concurrent.futures, http.client, os, random, resource, signal, socket, sqlite3, subprocess, sys, time
+import concurrent.futures, http.client, json, os, random, resource, signal, socket, sqlite3, subprocess, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "daemon"))
 from rig import BUILD, FINAL, ROOT, SANITIZED, Skip, main
@@ -342,11 +342,15 @@ def test_F25_a_checkpoint_that_cannot_be_loaded(new):
     d = new(step_s=0.05)
     id = d.submit(max_steps=1000, max_restarts=3)
     saved = []
-    for at in (3, 8):
-        d.until_step(id, at)
+    for older in (True, False):
+        beyond = int(saved[0].rsplit("-", 1)[1]) if saved else 0        # the fake worker counts from 1 again
+        end = time.monotonic() + 60
+        while min(r["step"] for r in d.ranks(id)) < beyond + 3:
+            assert time.monotonic() < end, d.log_text()
+            time.sleep(0.05)
         d.ask("POST", f"/v1/jobs/{id}/pause")
-        saved.append(d.until(id, "paused")["checkpoint"])
-        if at == 3:
+        saved.append(d.until(id, "paused", limit=60)["checkpoint"])
+        if older:
             d.ask("POST", f"/v1/jobs/{id}/resume")
             d.until(id, "running")
     d.kill()
@@ -385,6 +389,19 @@ def test_F25_a_lost_machine_is_not_the_checkpoint(new):
     rows = d.get(f"/v1/jobs/{id}/attempts")["items"]
     assert [a["resumed_from"] for a in rows[1:]] == [saved] * 4 and {a["reason"] for a in rows[1:4]} == {"lost"}, rows
     assert d.get(f"/v1/jobs/{id}/checkpoints")["items"][0]["bad"] is False
+
+
+def test_F26_before_the_first_own_checkpoint(new):
+    """A job that was given a checkpoint and fails before its own first starts again from the one given, not from nothing."""
+    d = new(fake="1:kill,*:ok")
+    given = os.path.join(d.data, "checkpoint-700")
+    os.makedirs(given)
+    id = d.submit(resume_from_checkpoint=given, max_restarts=2, grace_ms=1000, max_steps=50)
+    d.until(id, "failed")
+    rows = d.get(f"/v1/jobs/{id}/attempts")["items"]
+    assert [a["resumed_from"] for a in rows] == [given] * 3, rows
+    for n in (1, 2, 3):
+        assert json.load(open(os.path.join(d.home, "jobs", id, f"attempt-{n}", "spec.json")))["resume_from_checkpoint"] == given
 
 
 def test_F28_database_locked_by_somebody_else(new):
