@@ -17,7 +17,7 @@ struct config {
     int U, R;
     int64_t H, Hkv, D, T, window, n_docs, cu[64];
     bool overlap, keep_all, kept_before;        /* kept_before: only o and lse kept, q k v fetched again */
-    int64_t limit;                              /* of an exchange, bytes */
+    int64_t limit, hop;                         /* of an exchange, of a hop: bytes */
 };
 
 static uint64_t state;
@@ -50,14 +50,15 @@ static struct config random_config(int seed, enum dtype dt)
         c.cu[c.n_docs + 1] = end < c.T && c.n_docs < 60 ? end : c.T;
     }
     c.limit = pick(0, 1) ? pick(1, 4000) : 0;
+    c.hop = pick(0, 1) ? pick(1, 4000) : 0;
     return c;
 }
 
 static void describe(const struct config *c, int seed, int rank, const char *what)
 {
-    (void)fprintf(stderr, "seed %d rank %d: %s (%s U %d R %d H %lld Hkv %lld D %lld T %lld docs %lld window %lld overlap %d limit %lld)\n", seed, rank, what,
+    (void)fprintf(stderr, "seed %d rank %d: %s (%s U %d R %d H %lld Hkv %lld D %lld T %lld docs %lld window %lld overlap %d limits %lld %lld)\n", seed, rank, what,
                   dtype_name(c->dt), c->U, c->R, (long long)c->H, (long long)c->Hkv, (long long)c->D, (long long)c->T, (long long)c->n_docs,
-                  (long long)c->window, c->overlap, (long long)c->limit);
+                  (long long)c->window, c->overlap, (long long)c->limit, (long long)c->hop);
 }
 
 /* Element i of tensor `which`: in [-1, 1], different everywhere. */
@@ -238,7 +239,7 @@ static int bench_open(struct bench *b, const struct config *c, struct comm_world
     arena_init(&device, PLACE_DEVICE, b->device, MEMORY);
     arena_init(&host, PLACE_HOST, b->host, MEMORY);
     arena_init(&shared, PLACE_SHARED, comm_memory(w), MEMORY);
-    struct attn_dims d = { c->dt, c->H, c->Hkv, c->D, c->T + 0, c->n_docs, c->window, (float)(1 / sqrt((double)c->D)), c->overlap, c->limit };
+    struct attn_dims d = { c->dt, c->H, c->Hkv, c->D, c->T + 0, c->n_docs, c->window, (float)(1 / sqrt((double)c->D)), c->overlap, c->limit, c->hop };
     rc = attn_group_new(&b->g, ops, &b->m, d, &device, &shared, &host, err);
     if (rc == OK) rc = attn_group_row(b->g, b->s, &b->l, b->lc, b->ls, err);
     int64_t Tr, hq, hk, wide = b->Tl * c->H * c->D, narrow = b->Tl * c->Hkv * c->D;
@@ -277,7 +278,8 @@ static int one_config(const struct config *c, struct comm_world *w, int rank, in
     take_local(c->dt, b.dout, t.dout, b.index, b.Tl, wide);
     int64_t at0 = sent(w), at1, at2, at3, fwd, refetch, bwd, most_fwd, most_refetch, most_bwd;
     struct attn_kept some = b.kept;
-    if (!c->keep_all) some.q = some.k = some.v = NULL;
+    if (!c->keep_all) some.q = NULL;
+    if (!c->keep_all && c->R == 1) some.k = some.v = NULL;
     rc = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &some, &err);
     at2 = at1 = sent(w);
     if (rc == OK && !c->keep_all) {
@@ -372,7 +374,7 @@ static int finite_differences(struct comm_world *w, int rank, void *arg)
         double *x = mine >= 0 ? (double *)local[which] + mine * width[which] + j : NULL, step = 1e-5, keep = x ? *x : 0, loss[2], slope;
         for (int side = 0; side < 2 && !bad; side++) {
             if (x) *x = keep + (side ? step : -step);
-            bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, NULL, &err) != OK;
+            bad = attn_group_fwd(b.g, b.s, b.out, b.q, b.k, b.v, &b.kept, &err) != OK;
             loss[side] = 0;
             for (int64_t i = 0; i < b.Tl * wide; i++) loss[side] += ((double *)b.out)[i] * ((double *)b.dout)[i];
             bad = bad || comm_all_reduce(all, NULL, DT_F64, &loss[side], 1, &err) != OK;
@@ -436,7 +438,7 @@ static int same_bits(struct comm_world *w, int rank, void *arg)
 static int64_t shared_bytes(int64_t limit)
 {
     struct mesh m = { .world = 4, .dp = 1, .R = 1, .U = 4 };
-    struct attn_dims d = { DT_F32, 8, 4, 16, 4096, 4, 0, 0.25f, true, limit };
+    struct attn_dims d = { DT_F32, 8, 4, 16, 4096, 4, 0, 0.25f, true, limit, 0 };
     struct arena a[3];
     struct attn_group *g;
     struct error err;

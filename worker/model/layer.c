@@ -80,7 +80,7 @@ int layer_fwd(struct model *m, struct layer *l, void *x_out)
 {
     const struct model_config *c = m->c;
     void *x2 = l->x2 ? l->x2 : m->x2, *g, *u;
-    struct attn_kept keep = l->kept;
+    struct attn_kept keep = m->mesh->R > 1 ? kept_of(m, l) : l->kept;       /* the ring reads k and v there */
     TRY(attention_fwd(m, l, x2, &keep));
     for (int64_t i = 0; i < m->Tl; i += m->mlp_tile) {
         int64_t n = m->Tl - i < m->mlp_tile ? m->Tl - i : m->mlp_tile;

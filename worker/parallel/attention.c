@@ -3,7 +3,8 @@
  *   in    q,k,v [Tl,H|Hkv,D] -> rotate, pack by destination -> a2a -> [Tr,hq|hk,D]; what arrives is already in ring-local order.
  *         More than exchange_limit goes in pieces of so many tokens, each packed where the one before was
  *   ring  R = 1: the plain kernel. Else at step t rank r holds keys and values of owner (r-t) mod R and passes them on while it computes;
- *         o and lse accumulate in fp32 (the merge is the kernel's). Two buffers: one is read and sent, the other filled.
+ *         o and lse accumulate in fp32 (the merge is the kernel's). Two buffers: one is read and sent, the other filled. A block of more than
+ *         hop_limit goes round in pieces, one after the other, so that the buffers do not grow with the row
  *   back  o [Tr,hq,D] -> a2a, no packing -> [U,Tl,hq,D] -> [Tl,H,D]
  * Backward is the mirror image. Every block gets the final lse and delta of the whole row; delta is computed where the output is, and exchanged: one number a
  * head and token, so that the output is kept in one form only. dq accumulates here; (dk,dv) of a block
@@ -33,22 +34,24 @@ struct attn_group {
     /* shared: what peers read */
     void *send;                     /* U > 1: [Tr,hq,D] dt at least, and one exchange of q, k, v, whole or a piece */
     int64_t send_size;              /* elements */
-    void *kv[2];                    /* [2,Tr,hk,D] dt; R > 1 */
-    void *sum[2];                   /* [2,Tr,hk,D] acc; R > 1 */
+    void *kv[2];                    /* [2,step,hk,D] dt; R > 1 */
+    void *sum[2];                   /* [2,step,hk,D] acc; R > 1 */
     /* device */
     void *q, *k, *v;                /* [Tr,hq,D], [Tr,hk,D] x2 dt: not kept q,k,v, arriving o; backward: dout, arriving dq, dk, dv */
     void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq; send itself where the types are the same */
     void *lse, *delta;              /* [hq,Tr] acc */
-    void *part;                     /* [2,Tr,hk,D] acc: this rank's part of dk, dv */
+    void *part;                     /* [2,step,hk,D] acc: this rank's part of dk, dv */
     void *ws;
 
     /* the row */
     int64_t T, Tl, Tr;
     const float *cos, *sin;         /* [Tl,D/2] */
     struct attn_span *host_spans, *dev_spans;   /* [span_room]: each owner's one after another, then the halves of our own */
-    int64_t span_bound, span_room;              /* of one owner; in all */
-    struct attn_spans early, late;  /* the spans against its own keys in two halves; R > 1 */
-    struct attn_spans *spans;       /* [R] this rank's queries against each owner's keys */
+    int64_t span_room;
+    int64_t step;                   /* rows of a piece of a block at most; Tr where there is one */
+    int pieces, max_pieces;         /* of the row; of the longest */
+    struct attn_spans *early, *late;    /* [pieces] the spans against its own keys in two halves; R > 1 */
+    struct attn_spans *spans;       /* [R,max_pieces] this rank's queries against each owner's keys */
     int *last;                      /* [R] the last step at which an owner's block is still needed; 0: never leaves home */
 };
 
@@ -64,9 +67,20 @@ static void *at(enum dtype dt, void *p, int64_t elements)
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static struct attn_shape shape(const struct attn_group *g, int64_t Tr)
+static struct attn_shape shape(const struct attn_group *g, int64_t Tq, int64_t Tk)
 {
-    return (struct attn_shape){ .Tq = Tr, .Tk = Tr, .H = g->hq, .Hkv = g->hk, .D = g->d.D, .scale = g->d.scale, .window = g->d.window };
+    return (struct attn_shape){ .Tq = Tq, .Tk = Tk, .H = g->hq, .Hkv = g->hk, .D = g->d.D, .scale = g->d.scale, .window = g->d.window };
+}
+
+enum { HOP_BYTES = 8 << 20 };       /* long enough for any transport's best speed */
+
+/* Rows of a block that one hop carries: even pieces of the longest row. */
+static int64_t hop_rows(const struct attn_group *g, int64_t Tr)
+{
+    int64_t limit = g->d.hop_limit > 0 ? g->d.hop_limit : HOP_BYTES, most = max64(1, limit / volume_acc_hop(g->vd, g->m->R));
+    if (g->m->R == 1 || most >= Tr) return Tr;
+    int64_t pieces = (Tr + most - 1) / most;
+    return (Tr + pieces - 1) / pieces;
 }
 
 /* Most elements of one exchange, INT64_MAX where there is no limit. */
@@ -103,29 +117,39 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->send_size = max64(Tr * hq * D, limit < whole ? max64(limit, least) : whole);
         g->send = arena_take(shared, MEM_COMMUNICATION, d.dt, g->send_size, 0, 0, 0, "attn.send");
     }
-    for (int i = 0; i < 2 && R > 1; i++) {
-        g->kv[i] = arena_take(shared, MEM_COMMUNICATION, d.dt, 2, Tr, hk, D, "attn.ring_kv%d", i);
-        g->sum[i] = arena_take(shared, MEM_COMMUNICATION, g->acc, 2, Tr, hk, D, "attn.ring_dkv%d", i);
+    int64_t step = g->step = hop_rows(g, Tr), block = 2 * step * hk * D, b = (int64_t)dtype_size(d.dt), b_acc = (int64_t)dtype_size(g->acc);
+    bool room = false;                  /* in the ring's buffers for whole dk and dv */
+    g->max_pieces = (int)((Tr + step - 1) / step);
+    if (R > 1) {
+        char *ring = arena_take(shared, MEM_COMMUNICATION, DT_U8, 2 * block * (b + b_acc), 0, 0, 0, "attn.ring");
+        for (int i = 0; i < 2 && ring; i++) {
+            g->sum[i] = ring + i * block * b_acc;
+            g->kv[i] = ring + 2 * block * b_acc + i * block * b;
+        }
+        room = 2 * Tr * hk * D * b <= 2 * block * (b + b_acc);
     }
     g->q = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.q");
-    if (U > 1 && R > 1 && g->send_size == Tr * (hq + 2 * hk) * D) {     /* dk and dv arrive when the ring is done */
-        g->k = g->kv[1];
+    if (U > 1 && room && g->send_size == Tr * (hq + 2 * hk) * D) {      /* dk and dv arrive when the ring is done */
+        g->k = g->sum[0];
         g->v = g->k ? at(d.dt, g->k, Tr * hk * D) : NULL;
-    } else if (U > 1 || R == 1) {       /* a ring alone has its keys and values in kv[0] */
+    } else if (U > 1 || R == 1) {       /* in a ring alone the caller keeps k and v */
         g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
         g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
     }
     g->o_acc = U > 1 && g->acc == d.dt ? g->send : arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
-    g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, Tr, hk, D, "attn.dkv");
+    g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, step, hk, D, "attn.dkv");
     g->lse = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.lse");
     g->delta = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.delta");
-    g->span_bound = layout_spans_bound(d.max_docs, d.max_T, R);
-    g->span_room = layout_spans_bound_all(d.max_docs, d.max_T, R) + (R > 1 ? 2 * g->span_bound : 0);
-    int64_t ws = (int64_t)ops->attn_ws(d.dt, shape(g, Tr), g->span_bound), span_bytes = g->span_room * (int64_t)sizeof(struct attn_span);
+    /* A key segment that two pieces share is met by the two segments at most that a rank has of its document. */
+    int64_t of_one = layout_spans_bound(d.max_docs, d.max_T, R), cuts = 2 * (g->max_pieces - 1);
+    g->span_room = layout_spans_bound_all(d.max_docs, d.max_T, R) + R * cuts + (R > 1 ? 2 * (of_one + cuts) : 0);
+    int64_t ws = (int64_t)ops->attn_ws(d.dt, shape(g, Tr, step), of_one), span_bytes = g->span_room * (int64_t)sizeof(struct attn_span);
     g->ws = arena_take(device, MEM_WORKSPACE, DT_U8, ws, 0, 0, 0, "attn.ws");
     g->host_spans = arena_take(host, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
     g->dev_spans = ops == kernel_ops_cpu() ? g->host_spans : arena_take(device, MEM_DATA, DT_U8, span_bytes, 0, 0, 0, "attn.spans");
-    g->spans = xcalloc((unsigned long)R, sizeof *g->spans);
+    g->spans = xcalloc((unsigned long)(R * g->max_pieces), sizeof *g->spans);
+    g->early = xcalloc((unsigned long)g->max_pieces, sizeof *g->early);
+    g->late = xcalloc((unsigned long)g->max_pieces, sizeof *g->late);
     g->last = xcalloc((unsigned long)R, sizeof *g->last);
     *out = g;
     return OK;
@@ -137,13 +161,15 @@ void attn_group_free(struct attn_group *g)
     free(g->head_q);
     free(g->head_k);
     free(g->spans);
+    free(g->early);
+    free(g->late);
     free(g->last);
     free(g);
 }
 
 const char *attn_group_choose(struct attn_group *g, struct stream *s, enum attn_impl impl)
 {
-    struct attn_shape n = shape(g, g->d.max_T / g->m->R);
+    struct attn_shape n = shape(g, g->d.max_T / g->m->R, g->step);
     g->ops->attn_choose(s, impl, g->d.dt, n);
     return g->ops->attn_name(s, g->d.dt, n);
 }
@@ -163,38 +189,62 @@ void attn_group_bytes(const struct attn_group *g, int64_t T, int64_t *fwd, int64
     *bwd = v.bwd;
 }
 
+/* Piece p of every block: rows [from, from+n). */
+static int64_t piece_rows(const struct attn_group *g, int p, int64_t *from)
+{
+    *from = p * g->step;
+    return g->Tr - *from < g->step ? g->Tr - *from : g->step;
+}
+
+static const struct attn_spans *spans_of(const struct attn_group *g, int owner, int p) { return &g->spans[owner * g->max_pieces + p]; }
+
+/* Lists the spans of one owner's piece at *used, which moves on. */
+static int list_spans(struct attn_group *g, const struct layout *l, int owner, int p, int64_t *used, struct error *err)
+{
+    int64_t from, rows = piece_rows(g, p, &from), n = layout_spans_of(l, g->m->r, owner, from, from + rows, g->d.window, NULL);
+    if (*used + n > g->span_room)
+        return error_set(err, E_LIMIT, "a row with more than %lld blocks of documents: memory was planned for %lld documents", (long long)(*used + n),
+                         (long long)g->d.max_docs);
+    (void)layout_spans_of(l, g->m->r, owner, from, from + rows, g->d.window, g->host_spans + *used);
+    g->spans[owner * g->max_pieces + p] = (struct attn_spans){ .host = g->host_spans + *used, .dev = g->dev_spans + *used, .n = n };
+    *used += n;
+    return OK;
+}
+
+/* The halves of a piece of our own, each with room for all of its spans. */
+static int list_halves(struct attn_group *g, int p, int64_t *used, struct error *err)
+{
+    const struct attn_spans *own = spans_of(g, g->m->r, p);
+    struct attn_span *early = g->host_spans + *used, *late = early + own->n;
+    if (*used + 2 * own->n > g->span_room) return error_set(err, E_LIMIT, "a row with too many blocks of documents: memory was planned for %lld documents", (long long)g->d.max_docs);
+    layout_halve(own->host, own->n, g->d.window, early, &g->early[p].n, late, &g->late[p].n);
+    g->early[p].host = early, g->early[p].dev = g->dev_spans + *used;
+    g->late[p].host = late, g->late[p].dev = g->early[p].dev + own->n;
+    *used += 2 * own->n;
+    return OK;
+}
+
 int attn_group_row(struct attn_group *g, struct stream *s, const struct layout *l, const float *cos, const float *sin, struct error *err)
 {
-    int R = g->m->R, r = g->m->r;
+    int R = g->m->R, rc = OK;
     assert(l->R == R && l->U == g->m->U);
     if (l->T > g->d.max_T)
         return error_set(err, E_LIMIT, "a row of %lld tokens, but memory was planned for %lld", (long long)l->T, (long long)g->d.max_T);
     g->T = l->T;
     g->Tr = l->T / R;
     g->Tl = g->Tr / g->m->U;
+    g->pieces = (int)((g->Tr + g->step - 1) / g->step);
     g->cos = cos;
     g->sin = sin;
-    int64_t used = 0, spare = R > 1 ? 2 * g->span_bound : 0;
+    int64_t used = 0;
     for (int o = 0; o < R; o++) {
-        int64_t n = layout_spans(l, r, o, g->d.window, NULL);
-        if (used + n > g->span_room - spare)
-            return error_set(err, E_LIMIT, "a row with more than %lld blocks of documents: memory was planned for %lld documents", (long long)(used + n),
-                             (long long)g->d.max_docs);
-        (void)layout_spans(l, r, o, g->d.window, g->host_spans + used);
-        g->spans[o] = (struct attn_spans){ .host = g->host_spans + used, .dev = g->dev_spans + used, .n = n };
-        used += n;
+        for (int p = 0; p < g->pieces && rc == OK; p++) rc = list_spans(g, l, o, p, &used, err);
         g->last[o] = 0;
         for (int t = 1; t < R; t++)
             if (layout_spans(l, (o + t) % R, o, g->d.window, NULL) > 0) g->last[o] = t;
     }
-    if (R > 1) {
-        struct attn_span *early = g->host_spans + used, *late = early + g->spans[r].n;
-        layout_halve(g->spans[r].host, g->spans[r].n, g->d.window, early, &g->early.n, late, &g->late.n);
-        g->early.host = early, g->early.dev = g->dev_spans + used;
-        g->late.host = late, g->late.dev = g->early.dev + g->spans[r].n;
-        used += 2 * g->spans[r].n;
-    }
-    if (used == 0 || g->dev_spans == g->host_spans) return OK;
+    for (int p = 0; p < g->pieces && R > 1 && rc == OK; p++) rc = list_halves(g, p, &used, err);
+    if (rc != OK || used == 0 || g->dev_spans == g->host_spans) return rc;
     return checked(g, s, g->ops->copy(s, g->dev_spans, g->host_spans, (size_t)used * sizeof *g->host_spans), "attention spans", err);
 }
 
@@ -227,11 +277,19 @@ static int pack(struct attn_group *g, struct stream *s, void *out, const void *i
                                            g->m->U, h), "rope_pack", err);
 }
 
+/* in [U,n,h,D] -> tokens [from, from+n) of out. */
+static int unpack_rows(struct attn_group *g, struct stream *s, void *out, enum dtype din, const void *in, bool rotate, const int64_t *head0, int64_t H, int64_t h,
+                       int64_t from, int64_t n, struct error *err)
+{
+    int64_t angle = from * (g->d.D / 2);
+    return checked(g, s, g->ops->rope_unpack(s, g->d.dt, at(g->d.dt, out, from * H * g->d.D), din, in, n * h * g->d.D, rotate ? g->cos + angle : NULL,
+                                             rotate ? g->sin + angle : NULL, head0, n, H, g->d.D, g->m->U, h), "rope_unpack", err);
+}
+
 static int unpack(struct attn_group *g, struct stream *s, void *out, enum dtype din, const void *in, bool rotate, const int64_t *head0, int64_t H, int64_t h,
                   struct error *err)
 {
-    return checked(g, s, g->ops->rope_unpack(s, g->d.dt, out, din, in, g->Tl * h * g->d.D, rotate ? g->cos : NULL, rotate ? g->sin : NULL, head0, g->Tl, H,
-                                             g->d.D, g->m->U, h), "rope_unpack", err);
+    return unpack_rows(g, s, out, din, in, rotate, head0, H, h, 0, g->Tl, err);
 }
 
 static int copy(struct attn_group *g, struct stream *s, void *dst, const void *src, int64_t elements, struct error *err)
@@ -293,33 +351,47 @@ static int exchange_back(struct attn_group *g, struct stream *s, struct error *e
 /* Whether dq, dk and dv go back in one exchange; then dk and dv wait in send behind dq, else in g->k and g->v. */
 static bool back_at_once(const struct attn_group *g) { return piece(g, g->hq + 2 * g->hk) == g->Tl; }
 
-/* Starts hop t (1…R-1) of keys and values out of buffer `from`, as far as this row needs it. */
-static int start_kv(struct attn_group *g, struct stream *s, int t, int from, struct comm_hop **h, struct error *err)
+/* Starts hop t (1…R-1) of n elements of keys and as many values out of buffer `from`, as far as this row needs it. */
+static int start_kv(struct attn_group *g, struct stream *s, int t, int from, int64_t n, struct comm_hop **h, struct error *err)
 {
     int R = g->m->R, r = g->m->r, held = (r - t + 1 + R) % R, next = (r - t + R) % R;
     *h = NULL;
     if (t >= R) return OK;
     return comm_hop_start(g->m->ring, s, g->last[next] >= t ? g->kv[1 - from] : NULL, g->last[held] >= t ? g->kv[from] : NULL,
-                          volume_kv_hop(g->vd, g->T), h, err);
+                          2 * n * (int64_t)dtype_size(g->d.dt), h, err);
 }
 
-static int attend(struct attn_group *g, struct stream *s, enum dtype dto, void *o, void *lse, const void *q, const void *k, const void *v, int owner, bool merge,
+/* Piece p of this rank's keys and values to kv[0], where the next rank fetches them. */
+static int load_kv(struct attn_group *g, struct stream *s, const void *k, const void *v, int p, struct error *err)
+{
+    int64_t from, width = g->hk * g->d.D, n = piece_rows(g, p, &from) * width, skip = from * width * (int64_t)dtype_size(g->d.dt);
+    int rc = copy(g, s, g->kv[0], (const char *)k + skip, n, err);
+    return rc == OK ? copy(g, s, at(g->d.dt, g->kv[0], n), (const char *)v + skip, n, err) : rc;
+}
+
+static int attend(struct attn_group *g, struct stream *s, enum dtype dto, void *o, void *lse, const void *q, const void *k, const void *v, int owner, int p, bool merge,
                   struct error *err)
 {
-    if (merge && g->spans[owner].n == 0) return OK;
-    return checked(g, s, g->ops->attn_fwd(s, g->d.dt, dto, o, lse, q, k, v, shape(g, g->Tr), g->spans[owner], merge, g->ws), "attn_fwd", err);
+    const struct attn_spans *spans = spans_of(g, owner, p);
+    int64_t from, rows = piece_rows(g, p, &from);
+    if (merge && spans->n == 0) return OK;
+    return checked(g, s, g->ops->attn_fwd(s, g->d.dt, dto, o, lse, q, k, v, shape(g, g->Tr, rows), *spans, merge, g->ws), "attn_fwd", err);
 }
 
-/* o of type acc, lse; keys and values of this rank are in kv[0]. */
-static int ring_fwd(struct attn_group *g, struct stream *s, void *o, void *lse, const void *q, struct error *err)
+/* o of type acc, lse, from q and this rank's k and v. */
+static int ring_fwd(struct attn_group *g, struct stream *s, void *o, void *lse, const void *q, const void *k, const void *v, struct error *err)
 {
     int R = g->m->R, r = g->m->r, rc = OK;
-    for (int t = 0, cur = 0; t < R && rc == OK; t++, cur = 1 - cur) {
-        struct comm_hop *h = NULL;
-        if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, &h, err);
-        if (rc == OK) rc = attend(g, s, g->acc, o, lse, q, g->kv[cur], at(g->d.dt, g->kv[cur], k_size(g)), (r - t + R) % R, t > 0, err);
-        if (rc == OK && !g->d.overlap) rc = start_kv(g, s, t + 1, cur, &h, err);
-        if (rc == OK) rc = comm_hop_wait(g->m->ring, s, h, err);
+    for (int p = 0; p < g->pieces && rc == OK; p++) {
+        int64_t from, n = piece_rows(g, p, &from) * g->hk * g->d.D;
+        rc = load_kv(g, s, k, v, p, err);
+        for (int t = 0, cur = 0; t < R && rc == OK; t++, cur = 1 - cur) {
+            struct comm_hop *h = NULL;
+            if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, n, &h, err);
+            if (rc == OK) rc = attend(g, s, g->acc, o, lse, q, g->kv[cur], at(g->d.dt, g->kv[cur], n), (r - t + R) % R, p, p > 0 || t > 0, err);
+            if (rc == OK && !g->d.overlap) rc = start_kv(g, s, t + 1, cur, n, &h, err);
+            if (rc == OK) rc = comm_hop_wait(g->m->ring, s, h, err);
+        }
     }
     return rc;
 }
@@ -330,19 +402,17 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
     if (keep == NULL) keep = &nothing;
     bool ring = g->m->R > 1, alone = g->m->U == 1;
     void *rq = keep->q ? keep->q : g->q;
-    void *rk = ring ? g->kv[0] : keep->k ? keep->k : g->k;
-    void *rv = ring ? at(g->d.dt, g->kv[0], k_size(g)) : keep->v ? keep->v : g->v;
+    void *rk = keep->k ? keep->k : g->k, *rv = keep->v ? keep->v : g->v;
     void *lse = keep->lse ? keep->lse : g->lse, *o = alone ? out : g->send;
 
+    assert(!ring || (keep->k && keep->v));
     int rc = exchange_in(g, s, rq, rk, rv, q, k, v, err);
-    if (rc == OK && ring && keep->k) rc = copy(g, s, keep->k, rk, k_size(g), err);
-    if (rc == OK && ring && keep->v) rc = copy(g, s, keep->v, rv, k_size(g), err);
     if (rc != OK) return rc;
     if (!ring) {
-        rc = attend(g, s, g->d.dt, o, lse, rq, rk, rv, 0, false, err);
+        rc = attend(g, s, g->d.dt, o, lse, rq, rk, rv, 0, 0, false, err);
     } else {
         void *acc = g->acc == g->d.dt ? o : g->o_acc;
-        rc = ring_fwd(g, s, acc, lse, rq, err);
+        rc = ring_fwd(g, s, acc, lse, rq, rk, rv, err);
         if (rc == OK && acc != o) rc = checked(g, s, g->ops->cast(s, g->d.dt, o, g->acc, acc, q_size(g)), "cast", err);
     }
     if (rc != OK || alone) return rc;
@@ -358,11 +428,12 @@ int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, co
 
 /* --- backward --- */
 
-static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const void *dout, const void *k, const void *v, const struct attn_kept *kept,
+/* Against `rows` keys and values; dkv: dk, then dv. */
+static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const void *dout, const void *k, const void *v, int64_t rows, const struct attn_kept *kept,
                      struct attn_spans spans, struct error *err)
 {
-    return checked(g, s, g->ops->attn_bwd(s, g->d.dt, g->o_acc, dkv, at(g->acc, dkv, k_size(g)), dout, kept->q, k, v, kept->lse, g->delta, shape(g, g->Tr),
-                                          spans, g->ws), "attn_bwd", err);
+    return checked(g, s, g->ops->attn_bwd(s, g->d.dt, g->o_acc, dkv, at(g->acc, dkv, rows * g->hk * g->d.D), dout, kept->q, k, v, kept->lse, g->delta,
+                                          shape(g, g->Tr, rows), spans, g->ws), "attn_bwd", err);
 }
 
 static int clear(struct attn_group *g, struct stream *s, void *x, int64_t elements, struct error *err)
@@ -370,19 +441,19 @@ static int clear(struct attn_group *g, struct stream *s, void *x, int64_t elemen
     return checked(g, s, g->ops->zero(s, x, (size_t)elements * dtype_size(g->acc)), "zero", err);
 }
 
-/* This rank's own dk, dv are complete: to their place, or to where their home ranks fetch them. */
-static int deliver_dkv(struct attn_group *g, struct stream *s, void *dkv, void *dk, void *dv, struct error *err)
+/* dk, dv of rows [from, from+rows) of this rank's own block are complete: to their place, or to where their home ranks fetch them. */
+static int deliver_dkv(struct attn_group *g, struct stream *s, void *dkv, int64_t from, int64_t rows, void *dk, void *dv, struct error *err)
 {
-    int64_t n = k_size(g);
+    int64_t width = g->hk * g->d.D, n = rows * width;
     void *sum_v = at(g->acc, dkv, n);
     if (g->m->U == 1) {
-        int rc = unpack(g, s, dk, g->acc, dkv, true, g->head_k, g->d.Hkv, g->hk, err);
-        return rc == OK ? unpack(g, s, dv, g->acc, sum_v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;
+        int rc = unpack_rows(g, s, dk, g->acc, dkv, true, g->head_k, g->d.Hkv, g->hk, from, rows, err);
+        return rc == OK ? unpack_rows(g, s, dv, g->acc, sum_v, false, g->head_k, g->d.Hkv, g->hk, from, rows, err) : rc;
     }
     bool whole = back_at_once(g);
-    void *to_k = whole ? at(g->d.dt, g->send, q_size(g)) : g->k, *to_v = whole ? at(g->d.dt, to_k, n) : g->v;
-    int rc = checked(g, s, g->ops->cast(s, g->d.dt, to_k, g->acc, dkv, n), "cast", err);
-    return rc == OK ? checked(g, s, g->ops->cast(s, g->d.dt, to_v, g->acc, sum_v, n), "cast", err) : rc;
+    void *to_k = whole ? at(g->d.dt, g->send, q_size(g)) : g->k, *to_v = whole ? at(g->d.dt, to_k, k_size(g)) : g->v;
+    int rc = checked(g, s, g->ops->cast(s, g->d.dt, at(g->d.dt, to_k, from * width), g->acc, dkv, n), "cast", err);
+    return rc == OK ? checked(g, s, g->ops->cast(s, g->d.dt, at(g->d.dt, to_v, from * width), g->acc, sum_v, n), "cast", err) : rc;
 }
 
 /* dk and dv in pieces through send, out of g->k and g->v, and back into them: a piece is sent from the very places where it arrives. */
@@ -416,44 +487,44 @@ static int exchange_grads(struct attn_group *g, struct stream *s, struct error *
     return comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
 }
 
-/* Adds up dq in o_acc and delivers this rank's own dk, dv. */
-static int ring_bwd(struct attn_group *g, struct stream *s, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err)
+/* Piece p of every block: adds up dq in o_acc and delivers this rank's own dk, dv. */
+static int ring_bwd_piece(struct attn_group *g, struct stream *s, int p, void *dk, void *dv, const void *dout, const struct attn_kept *kept, struct error *err)
 {
     int R = g->m->R, r = g->m->r;
-    int64_t n = k_size(g);
+    int64_t from, rows = piece_rows(g, p, &from), n = rows * g->hk * g->d.D, sum_bytes = 2 * n * (int64_t)dtype_size(g->acc);
     struct comm *ring = g->m->ring;
     struct comm_hop *kv = NULL, *sums = NULL;
     bool travels = g->last[r] > 0;
-    int rc = copy(g, s, g->kv[0], kept->k, n, err);
-    if (rc == OK) rc = copy(g, s, at(g->d.dt, g->kv[0], n), kept->v, n, err);
+    int rc = load_kv(g, s, kept->k, kept->v, p, err);
     for (int t = 0, cur = 0; t < R && rc == OK; t++, cur = 1 - cur) {
         int owner = (r - t + R) % R, coming = (r - 1 - t + 2 * R) % R;
-        bool work = g->spans[owner].n > 0 || t == 0;
+        const struct attn_spans *spans = t == 0 && travels ? &g->early[p] : spans_of(g, owner, p);
+        bool work = spans->n > 0 || t == 0;
         void *part = t == 0 && travels ? g->sum[0] : g->part, *k = g->kv[cur];
-        if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, &kv, err);
+        if (g->d.overlap) rc = start_kv(g, s, t + 1, cur, n, &kv, err);
         if (rc == OK && work) rc = clear(g, s, part, 2 * n, err);
-        if (rc == OK && work) rc = block_bwd(g, s, part, dout, k, at(g->d.dt, k, n), kept, t == 0 && travels ? g->early : g->spans[owner], err);
-        if (rc == OK && t == 0 && !travels) rc = deliver_dkv(g, s, part, dk, dv, err);
+        if (rc == OK && work) rc = block_bwd(g, s, part, dout, k, at(g->d.dt, k, n), rows, kept, *spans, err);
+        if (rc == OK && t == 0 && !travels) rc = deliver_dkv(g, s, part, from, rows, dk, dv, err);
         if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);                   /* the sum so far of this owner's block */
         sums = NULL;
         if (rc == OK && t > 0 && work) rc = checked(g, s, g->ops->axpy(s, g->acc, g->sum[cur], g->acc, part, 1.0f, 2 * n), "axpy", err);
         if (rc == OK)
-            rc = comm_hop_start(ring, s, g->last[coming] > 0 ? g->sum[1 - cur] : NULL, g->last[owner] > 0 ? g->sum[cur] : NULL,
-                                volume_acc_hop(g->vd, g->T), &sums, err);
+            rc = comm_hop_start(ring, s, g->last[coming] > 0 ? g->sum[1 - cur] : NULL, g->last[owner] > 0 ? g->sum[cur] : NULL, sum_bytes, &sums, err);
         if (!g->d.overlap) {
             if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);
             sums = NULL;
-            if (rc == OK) rc = start_kv(g, s, t + 1, cur, &kv, err);
+            if (rc == OK) rc = start_kv(g, s, t + 1, cur, n, &kv, err);
         }
         if (rc == OK) rc = comm_hop_wait(ring, s, kv, err);
         kv = NULL;
     }
     /* The sums are on their last hop, home. The ring's buffers are spent: kept k, v serve the other half of our own block. */
+    int64_t skip = from * g->hk * g->d.D * (int64_t)dtype_size(g->d.dt);
     if (rc == OK && travels) rc = clear(g, s, g->part, 2 * n, err);
-    if (rc == OK && travels) rc = block_bwd(g, s, g->part, dout, kept->k, kept->v, kept, g->late, err);
+    if (rc == OK && travels) rc = block_bwd(g, s, g->part, dout, (const char *)kept->k + skip, (const char *)kept->v + skip, rows, kept, g->late[p], err);
     if (rc == OK) rc = comm_hop_wait(ring, s, sums, err);
     if (rc == OK && travels) rc = checked(g, s, g->ops->axpy(s, g->acc, g->sum[R & 1], g->acc, g->part, 1.0f, 2 * n), "axpy", err);
-    return rc == OK && travels ? deliver_dkv(g, s, g->sum[R & 1], dk, dv, err) : rc;
+    return rc == OK && travels ? deliver_dkv(g, s, g->sum[R & 1], from, rows, dk, dv, err) : rc;
 }
 
 /* delta [hq,Tr] of all tokens of the ring place, this rank's heads. Rows of one head lie together on both sides, so nothing is packed. */
@@ -488,11 +559,11 @@ int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, v
     if (rc == OK) rc = clear(g, s, g->o_acc, nq, err);
     if (rc != OK) return rc;
     if (g->m->R > 1) {
-        rc = ring_bwd(g, s, dk, dv, here, kept, err);
+        for (int p = 0; p < g->pieces && rc == OK; p++) rc = ring_bwd_piece(g, s, p, dk, dv, here, kept, err);
     } else {
         rc = clear(g, s, g->part, 2 * nk, err);
-        if (rc == OK) rc = block_bwd(g, s, g->part, here, kept->k, kept->v, kept, g->spans[0], err);
-        if (rc == OK) rc = deliver_dkv(g, s, g->part, dk, dv, err);
+        if (rc == OK) rc = block_bwd(g, s, g->part, here, kept->k, kept->v, g->Tr, kept, g->spans[0], err);
+        if (rc == OK) rc = deliver_dkv(g, s, g->part, 0, g->Tr, dk, dv, err);
     }
     if (rc == OK && alone) return unpack(g, s, dq, g->acc, g->o_acc, true, g->head_q, g->d.H, g->hq, err);
     if (rc == OK && g->o_acc != g->send) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->send, g->acc, g->o_acc, nq), "cast", err);

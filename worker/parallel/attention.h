@@ -20,6 +20,7 @@ struct attn_dims {
     float scale;
     bool overlap;               /* enable_sequence_overlap */
     int64_t exchange_limit;     /* most bytes a rank puts into one exchange over U; 0: any (exchange_limit_bytes) */
+    int64_t hop_limit;          /* most bytes of gradient sums in one hop of the ring; 0: 8 MiB */
 };
 
 /* What a layer keeps from forward for backward; the engine owns the memory by its policy. NULL members: not kept. */
@@ -39,7 +40,8 @@ const char *attn_group_choose(struct attn_group *g, struct stream *s, enum attn_
 void attn_kept_shape(const struct attn_group *g, int64_t *Tr, int64_t *hq, int64_t *hk);
 /* Sets the row: layout, spans, this rank's RoPE tables cos, sin [Tl,D/2] (device, borrowed until the next call). */
 int attn_group_row(struct attn_group *g, struct stream *s, const struct layout *l, const float *cos, const float *sin, struct error *err);
-/* out [Tl,H,D] = attention of q [Tl,H,D], k, v [Tl,Hkv,D] (before RoPE). keep: written as far as its members are not NULL. */
+/* out [Tl,H,D] = attention of q [Tl,H,D], k, v [Tl,Hkv,D] (before RoPE). keep: written as far as its members are not NULL;
+ * with a ring k and v must be there, as the block goes round piece by piece. */
 int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err);
 /* Recomputes keep->q,k,v from q,k,v (rotation and exchange in, no attention): for policies that kept only the output and lse. */
 int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err);

@@ -110,15 +110,20 @@ int64_t layout_span_pairs(const struct attn_span *s, int64_t window)
 
 int64_t layout_spans(const struct layout *l, int rq, int rk, int64_t window, struct attn_span *out)
 {
+    return layout_spans_of(l, rq, rk, 0, l->T / l->R, window, out);
+}
+
+int64_t layout_spans_of(const struct layout *l, int rq, int rk, int64_t from, int64_t to, int64_t window, struct attn_span *out)
+{
     const struct layout_segment *q = l->segments[rq], *k = l->segments[rk];
     int64_t n = 0, q_at = 0, k_first = 0, k_first_at = 0;       /* first key segment of the current document, its local row */
     for (int64_t i = 0; i < l->n_segments[rq]; q_at += q[i++].len) {
         while (k_first < l->n_segments[rk] && k[k_first].doc < q[i].doc) k_first_at += k[k_first++].len;
         int64_t k_at = k_first_at;
         for (int64_t j = k_first; j < l->n_segments[rk] && k[j].doc == q[i].doc; k_at += k[j++].len) {
-            int64_t diag = q[i].row0 - k[j].row0;
-            if (!visible(q[i].len, k[j].len, diag, window)) continue;
-            if (out) out[n] = (struct attn_span){ .q0 = q_at, .nq = q[i].len, .k0 = k_at, .nk = k[j].len, .diag = diag };
+            int64_t lo = k_at > from ? k_at : from, hi = k_at + k[j].len < to ? k_at + k[j].len : to, diag = q[i].row0 - (k[j].row0 + lo - k_at);
+            if (hi <= lo || !visible(q[i].len, hi - lo, diag, window)) continue;
+            if (out) out[n] = (struct attn_span){ .q0 = q_at, .nq = q[i].len, .k0 = lo - from, .nk = hi - lo, .diag = diag };
             n++;
         }
     }

@@ -24,6 +24,8 @@ void layout_index(const struct layout *l, int r, int u, int64_t *index);
 /* Spans of ring rank rq's queries against ring rank rk's keys, both in ring-local order; returns how many (0: the hop is not
  * needed by these queries). out may be NULL to count. */
 int64_t layout_spans(const struct layout *l, int rq, int rk, int64_t window, struct attn_span *out);
+/* The same against rows [from, to) of rk's keys alone, which count from `from`. */
+int64_t layout_spans_of(const struct layout *l, int rq, int rk, int64_t from, int64_t to, int64_t window, struct attn_span *out);
 /* Pairs (query, key) a span covers. */
 int64_t layout_span_pairs(const struct attn_span *s, int64_t window);
 /* Cuts n spans (as layout_spans gives them) at a query row into two lists of about equal work; `early` and `late` have room for n each. */
