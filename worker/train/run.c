@@ -390,15 +390,28 @@ static int save_due(struct run *r, bool ends, bool *saved, struct error *err)
     return OK;
 }
 
+/* After the first step, when every library has taken what it takes: what the plan assumed against what the device says. */
+static void tell_libraries(struct run *r)
+{
+    struct job *j = &r->job;
+    struct device_info d;
+    if (j->ops == kernel_ops_cpu() || j->mesh.rank != 0 || j->ops->device_info(0, &d, NULL) != OK) return;
+    int64_t ours = j->arenas[PLACE_DEVICE].capacity + j->arenas[PLACE_SHARED].capacity, rest = d.total_bytes - d.free_bytes - ours;
+    run_event(r, "info", "libraries", "the libraries and whoever else is on the device hold %" PRId64 " MiB beside the plan's buffers; the plan assumed %" PRId64 " MiB", rest >> 20,
+              (j->transport_bytes + j->library_bytes) >> 20);
+}
+
 static int steps(struct run *r, struct error *err)
 {
     const struct spec *spec = r->spec;
+    int64_t first = r->progress.step + 1;
     while (r->progress.step < r->steps) {
         struct step_result s;
         bool saved = false;
         int rc = step_run(r, &s, err);
         if (rc != OK) return rc;
         bool last = s.step == r->steps;
+        if (s.step == first) tell_libraries(r);
         r->eval_loss = NAN;
         if (spec->eval_steps > 0 && (s.step % spec->eval_steps == 0 || last)) rc = look(r, err);
         bool due = last || (s.stop && !s.stop_now) || s.checkpoint || (spec->save_steps > 0 && s.step % spec->save_steps == 0);
