@@ -207,7 +207,7 @@ int verb_show(struct cli *c)
 
     static const char *const about[] = { "id", "name", "state", "desired", "reason", "detail", "step", "max_steps", "attempt", "restarts", "ranks", "device", "priority",
         "created_at", "started_at", "ended_at", "checkpoint", "output_dir" };
-    static const char *const now[] = { "loss", "tokens_per_s", "comm_share", "eta_s", "grad_norm", "learning_rate" };
+    static const char *const now[] = { "loss", "tokens_per_s", "comm_share", "skew", "eta_s", "grad_norm", "learning_rate" };
     cJSON *job, *list = NULL;
     struct client *h = remote_open(c);
     char *path = job_path(c->args[0], ""), *ranks = job_path(c->args[0], "/ranks"), *attempts = job_path(c->args[0], "/attempts");
