@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANK_MAX = 4096, KEYS_MAX = 100000 };
+enum { RANK_MAX = 4096, KEYS_MAX = 10000 };
 #define ALPHA_MAX 1e6
 
 int patterns_open(struct patterns *p, const cJSON *object, const char *where, double min, double max, bool whole, struct error *err)
