@@ -455,7 +455,9 @@ static void settle(struct attempt *a)
     struct job_row n = j->row;
     int64_t step = 0, now = wall_ms();
     bool limit = strcmp(n.reason, "time_limit") == 0;
-    n.run_ms += mono_ms() - a->begun_mono_ms;
+    int64_t ran = mono_ms() - a->begun_mono_ms;
+    (void)json_int(a->exit, "run_ms", &ran);        /* the keeper knows better: it may have ended while nobody was here */
+    n.run_ms += ran;
     if (json_int(a->exit, "last_step", &step) && step > a->last_step) a->last_step = step;
     if (a->last_step > 0) n.last_step = a->last_step;
     if (ck && strlen(ck) < sizeof n.checkpoint && strcmp(ck, n.checkpoint) != 0) {
@@ -589,7 +591,7 @@ void attempt_adopt(struct daemon *d, struct job *j)
     }
     j->attempt = a;
     if (attempt_read_exit(a)) attempt_read_spool(a);
-    else a->by->adopt(a, row);
+    a->by->adopt(a, row);
     if (j->row.want != WANT_RUN) a->stop_mono_ms = mono_ms();
     cJSON_Delete(row);
 }

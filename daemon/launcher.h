@@ -17,7 +17,7 @@ struct launcher {
     const char *name;                                   /* as in a spec */
     bool slots;                                         /* takes slots of this machine */
     int (*start)(struct attempt *a, struct error *err); /* the attempt is in the store, its spec in its folder */
-    void (*adopt)(struct attempt *a, const cJSON *row); /* after a restart of the daemon; row: the attempt's, from the store */
+    void (*adopt)(struct attempt *a, const cJSON *row); /* after a restart of the daemon; row: the attempt's, from the store; a->exit may be known already */
     void (*look)(struct attempt *a);                    /* ten times a second while the end is not known: reaches for the keeper, or finds it gone (a->exit) */
     void (*tell)(struct attempt *a, cJSON *msg);        /* takes msg; lost if the keeper is not reached */
     void (*more)(struct attempt *a);                    /* the store took what waited: records may come again */

@@ -238,7 +238,7 @@ static bool empty(struct attempt *a)
 static void adopt(struct attempt *a, const cJSON *row)
 {
     const char *boot = json_str(row, "boot_id");
-    if (boot == NULL || strcmp(boot, a->d->boot_id) == 0) return;   /* else the machine restarted: pids mean nothing, nothing can live */
+    if (a->exit || boot == NULL || strcmp(boot, a->d->boot_id) == 0) return;   /* else the machine restarted: pids mean nothing, nothing can live */
     attempt_read_spool(a);
     a->exit = attempt_verdict(a, "failed", "lost", "the machine restarted while the job ran%s", "");
 }

@@ -23,7 +23,7 @@
 
 enum {
     MAIL_MS = 500, CHUNK = 1 << 20, STATE_MAX = 4 << 20,
-    SUBMIT_AGAIN_MS = 5000, CANCEL_AGAIN_MS = 5000,
+    ACK_EVERY_MS = 10000, SUBMIT_AGAIN_MS = 5000, CANCEL_AGAIN_MS = 5000,
     ABSENT_TIMES = 3,           /* answers of squeue without a job before sacct is asked */
     LOST_FACTOR = 4             /* times slurm_settle_ms: silence after which a job that Slurm does not know is lost */
 };
@@ -55,7 +55,7 @@ struct place {
     char why[80], trouble[300];
     int absent;                 /* clean answers without it in a row */
     bool forgotten;             /* neither squeue nor sacct knows it */
-    int64_t submit_ms, sent_ms, cancel_ms, acct_ms, mail_ms, ended_ms, heard_ms;      /* mono; heard: the state file last changed */
+    int64_t submit_ms, sent_ms, cancel_ms, acct_ms, mail_ms, acked_ms, ended_ms, heard_ms;      /* mono; heard: the state file last changed */
     int64_t beat, since_ms;     /* since: wall clock of the attempt's making */
     struct line_reader reader;
     int64_t serial, ack, checkpoints;
@@ -264,6 +264,14 @@ static void mail(struct place *p)
     slurm.works += m->busy;
 }
 
+/* The next look writes the orders as they are then. */
+static void order(struct place *p)
+{
+    int64_t now = wall_ms();
+    p->serial = now > p->serial ? now : p->serial + 1;      /* rises over restarts of the daemon too */
+    p->orders_new = true;
+}
+
 static void tell(struct attempt *a, cJSON *msg)
 {
     struct place *p = a->place;
@@ -276,12 +284,8 @@ static void tell(struct attempt *a, cJSON *msg)
             (void)snprintf(p->stop_reason, sizeof p->stop_reason, "%s", reason ? reason : "");
         }
         /* an acknowledgement alone can wait for a spool that is worth cutting: each order is a file written and fsynced */
-        static int64_t said;
-        if (strcmp(t, "ack") != 0 || mono_ms() - said > 10000) {
-            said = mono_ms();
-            p->serial = wall_ms();          /* rises over restarts of the daemon too */
-            p->orders_new = true;
-        }
+        if (strcmp(t, "ack") != 0 || mono_ms() - p->acked_ms > ACK_EVERY_MS) order(p);
+        if (strcmp(t, "ack") == 0 && p->orders_new) p->acked_ms = mono_ms();
     }
     cJSON_Delete(msg);
 }
@@ -530,12 +534,17 @@ static void end_without_record(struct place *p, const char *reason)
     else if (want == WANT_CANCEL || want == WANT_KILL) a->exit = attempt_verdict(a, "cancelled", seen ? "keeper_hung" : "cancelled", "%s", detail);
     else a->exit = attempt_verdict(a, strcmp(reason, "cancelled_outside") == 0 ? "cancelled" : "failed", reason, "%s", detail);
     attempt_read_spool(a);
+    (void)snprintf(p->stop_mode, sizeof p->stop_mode, "kill");          /* should it live all the same, cut off with its node: not beside another attempt */
+    (void)snprintf(p->stop_reason, sizeof p->stop_reason, "the coordinator gave this attempt up");
+    order(p);
+    mail(p);
 }
 
 static void judge(struct place *p)
 {
     struct attempt *a = p->a;
     int64_t now = mono_ms(), settle = a->d->set.slurm_settle_ms;
+    if (p->mail.busy) return;           /* what it brings may say otherwise; and the last order must get out */
     bool ended = p->state && p->state->phase == SLURM_ENDED && p->ended_ms;
     bool silent = now - p->heard_ms > (p->ran || a->greeted ? settle : settle / 4);
     if (p->again && p->state->phase == SLURM_PENDING) scancel(p, p->id);       /* a second run of one attempt is never wanted; the claim would end it too */
@@ -552,7 +561,7 @@ static void look(struct attempt *a)
     int64_t now = mono_ms();
     enum job_want want = a->j->row.want;
     if (p == NULL) return;
-    if (!a->greeted && a->last_seq == 0) a->begun_mono_ms = now;     /* waiting in Slurm's queue is not running: no limit, no running time */
+    if (!a->greeted) a->begun_mono_ms = now;        /* waiting in Slurm's queue is not running: no limit, no running time until the keeper says since when */
     mail(p);
     if (a->exit) return;
     poll_queue(a->d);
@@ -600,7 +609,7 @@ static bool empty(struct attempt *a)
     struct place *p = a->place;
     const char *state = json_str(a->exit, "state");
     int64_t now = mono_ms();
-    if (p == NULL || p->id == 0 || (state && strcmp(state, "succeeded") == 0)) return p == NULL || p->sbatch == NULL;
+    if (p == NULL || (state && strcmp(state, "succeeded") == 0) || (p->id == 0 && p->searched)) return p == NULL || p->sbatch == NULL;
     poll_queue(a->d);
     bool over = (p->state && p->state->phase == SLURM_ENDED) || p->absent >= ABSENT_TIMES;
     if (a->gone_mono_ms == 0) a->gone_mono_ms = now;
