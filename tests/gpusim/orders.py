@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Plants one ordering bug at a time in the transport, the device's calls or the worker, and demands that worker.py notices it on simulated GPUs: proof
+that the adversarial orders of streams show a missing wait.   usage: orders.py BUILD WORKER MODULE [NAME]"""
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+build, worker, module = (pathlib.Path(a).resolve() for a in sys.argv[1:4])
+only = sys.argv[4] if len(sys.argv) > 4 else ""
+here = pathlib.Path(__file__).resolve().parent
+source = here.parent.parent
+
+# name, case of worker.py, file, text, replacement
+BUGS = [
+    ("compute does not wait for the received block", "ring", "worker/comm/nccl.c", "    if (e == cudaSuccess) e = cudaStreamWaitEvent(s->q, x->end, 0);\n", ""),
+    ("a transfer does not wait for what it sends", "ulysses", "worker/comm/nccl.c", "    if (e == cudaSuccess) e = cudaStreamWaitEvent(nc->s.q, x->before, 0);\n", ""),
+    ("a hop's receive does not wait for the block's last reader", "ring", "worker/comm/nccl.c", "    int rc = begin(c, s, COMM_HOP, &x, err);\n",
+     "    static cudaEvent_t last;\n    cudaEvent_t early = last;\n    if (last == NULL) (void)cudaEventCreate(&last);\n    (void)cudaEventRecord(last, s->q);\n"
+     "    struct stream old = *s;\n    (void)cudaStreamCreateWithFlags(&old.q, cudaStreamNonBlocking);\n    if (early) (void)cudaStreamWaitEvent(old.q, early, 0);\n"
+     "    int rc = begin(c, &old, COMM_HOP, &x, err);\n"),
+    ("a rank receives one byte less than was sent", "ring", "worker/comm/nccl.c", "ncclRecv(recv, (size_t)bytes, ncclInt8", "ncclRecv(recv, (size_t)bytes - (c->me == 0), ncclInt8"),
+    ("a call that is still in progress counts as taken", "ring", "worker/comm/nccl.c", "return r == ncclSuccess ? OK : taken(", "return r == ncclSuccess || r == ncclInProgress ? OK : taken("),
+    ("a reduction is added on the computing stream", "zero", "worker/comm/nccl.c", "c->w->ops->axpy(&nc->s,", "c->w->ops->axpy(s,"),
+    ("memory is used while it is still being cleared", "one", "kernels/cuda/device.c", "    if (e == cudaSuccess) e = cudaStreamSynchronize(NULL);", "    if (e == cudaSuccess) e = cudaSuccess;"),
+    ("the losses are read before they have come", "one", "worker/model/head.c", "    TRY(m->ops->stream_wait(m->s, m->err));\n    for", "    for"),
+    ("a layer's input leaves before it is computed", "offload", "worker/model/offload.c", "    int rc = ops->event_wait(m->copies, m->computed);", "    int rc = OK;"),
+    ("a layer's input is overwritten while it leaves", "offload", "worker/model/offload.c", "m->copies && i > 0 && i + 1 < m->c->L ? wait_for(m, (i + 1) % 2) : OK", "(void)m, (void)i, OK"),
+    ("backward does not wait for a layer's input", "offload", "worker/model/offload.c", "    TRY(wait_for(m, i % 2));\n", ""),
+    ("a pinned buffer is filled again before its copy ended", "disk", "worker/model/offload.c", "    TRY(m->ops->stream_wait(m->s, m->err));             /*", "    if (out) TRY(m->ops->stream_wait(m->s, m->err));    /*"),
+    ("gradients are read on the host before they have come", "offload", "worker/train/optimizer.c",
+     "        if (rc != OK) return op_status(o, s, rc, \"offloaded adamw\", err);\n        if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;\n        float", "        float"),
+]
+UNITS = json.loads((build / "compile_commands.json").read_text())
+
+
+def compile_line(target, file):
+    """How ninja makes this target's object of the file."""
+    for unit in UNITS:
+        if (build / unit["file"]).resolve() == source / file and unit["output"].startswith(target):
+            return shlex.split(unit["command"]), unit["output"], unit["file"]
+    raise SystemExit(f"{file} is not part of {target}: bring orders.py up to date")
+
+
+def plant(bug, work):
+    """The worker and the module, one of them with the bug; or what is wrong with orders.py."""
+    _, _, file, old, new = bug
+    in_worker = file.startswith("worker/") and "comm/nccl" not in file
+    program = worker if in_worker else module
+    text = (source / file).read_text()
+    if old not in text:
+        return "the text to change is not there: bring orders.py up to date"
+    changed, made = work / pathlib.Path(file).name, work / "changed.o"
+    changed.write_text(text.replace(old, new))
+    command, output, unit = compile_line("worker/" if in_worker else os.path.relpath(program, build), file)
+    command = [str(changed) if a == unit else str(made) if a == output else a for a in command] + ["-w"]
+    subprocess.run(command, cwd=build, check=True)
+    name = os.path.relpath(program, build)
+    link = shlex.split(subprocess.run(["ninja", "-C", build, "-t", "commands", "-s", name], capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    planted = work / program.name
+    link = [str(planted) if a == name else str(made) if a == output else a for a in link]
+    if in_worker:                               # first: the library's own unit of that name is then not taken
+        link += ["-Wl,--allow-multiple-definition"]
+        at = next(i for i, a in enumerate(link) if a.endswith(".o"))
+        link.insert(at, str(made))
+    subprocess.run(link, cwd=build, check=True)
+    return (planted, module) if in_worker else (worker, planted)
+
+
+failed = 0
+for bug in BUGS:
+    if only not in bug[0]:
+        continue
+    with tempfile.TemporaryDirectory(prefix="rm-orders-") as work:
+        programs = plant(bug, pathlib.Path(work))
+        problem, why = programs if isinstance(programs, str) else "", ""
+        if not problem:
+            done = subprocess.run([sys.executable, here / "worker.py", *programs, bug[1], "30"], capture_output=True, text=True)
+            problem = "not noticed" if done.returncode == 0 else ""
+            said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            why = next((line for line in said if "gpusim:" in line and "sent" not in line), said[-1] if said else "")
+    print(f"{'MISSED' if problem else 'caught'}  {bug[0]}: {problem or why[:160]}", flush=True)
+    failed += bool(problem)
+sys.exit(1 if failed else 0)
