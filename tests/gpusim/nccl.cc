@@ -3,7 +3,7 @@
 // The unique id names a memfd of the process that made it; others open it through /proc, so that nothing is left behind however the
 // processes end. In it lies a ring of bytes for every ordered pair of ranks. A message begins with what its sender believes it is;
 // a receiver that believes otherwise stops with both versions. Sums are made in rank order. Within a group everything progresses
-// together; the calls of a communicator run in the order they were issued, whatever their streams.
+// together; the groups of a communicator run in the order they were issued, whatever their streams.
 // A communicator that does not block answers ncclInProgress first at its making and at every third group, and holds the group's work
 // back until it was polled. As in NCCL, a dead peer is never reported: whoever waits for it waits until aborted.
 #include <cuda_bf16.h>
@@ -65,8 +65,9 @@ struct ncclComm {
     int shy = 0;                            // polls still to be answered with ncclInProgress
     uint64_t groups = 0;
     std::vector<held> holding;
-    uint64_t issued = 0;
-    std::atomic<uint64_t> turn { 0 };       // operations done
+    uint64_t issued = 0;                    // groups
+    std::atomic<uint64_t> turn { 0 };       // groups done
+    const struct transfer *holder[2][MOST_RANKS] = {};      // whose message is in the middle of a ring, by direction and peer
     std::atomic<bool> over { false };       // revoked or aborted: operations end without having done their work
     std::vector<point> used;                // ends of the streams it was used on
     uint64_t sent = 0;                      // payload of sends to others
@@ -124,6 +125,9 @@ static void check(const ncclComm *c, const transfer &x)
 static bool poll_transfer(ncclComm *c, transfer &x, bool *moved)
 {
     ring &r = c->shared->rings[x.sends ? c->rank * c->n + x.peer : x.peer * c->n + c->rank];
+    const transfer *&holder = c->holder[x.sends][x.peer];
+    if (holder && holder != &x) return false;
+    holder = &x;
     char *head = x.sends ? (char *)&x.m : (char *)&x.got;
     size_t part;
     if (x.head_done < sizeof(message)) {
@@ -139,7 +143,9 @@ static bool poll_transfer(ncclComm *c, transfer &x, bool *moved)
     x.done += part;
     *moved |= part > 0;
     if (x.sends && x.peer != c->rank && x.m.kind == SEND_RECV) c->sent += part;
-    return x.finished = x.done == x.m.bytes;
+    x.finished = x.done == x.m.bytes;
+    if (x.finished) holder = nullptr;
+    return x.finished;
 }
 
 // --- types and sums ---
@@ -246,7 +252,8 @@ static void end(call &k, ncclComm *c)
 struct batch {
     std::shared_ptr<ncclComm> c;
     cudaStream_t stream;
-    uint64_t ticket;
+    uint64_t ticket;                        // the communicator's groups have their turns one after another
+    std::shared_ptr<int> left;              // batches of this group and communicator that are not done
     std::vector<call> calls;
 };
 
@@ -269,7 +276,7 @@ static bool poll_batch(batch &b, bool *moved)
         }
     if (!done) return false;
     for (call &k : b.calls) end(k, c);
-    c->turn++;
+    if (--*b.left == 0) c->turn++;
     return true;
 }
 
@@ -306,9 +313,12 @@ static ncclResult_t launch_group()
         std::lock_guard<std::mutex> l(c->lock);
         if (std::find(begun.begin(), begun.end(), c) == begun.end()) {
             begun.push_back(c);
+            auto left = std::make_shared<int>(0);
+            for (auto &x : group.batches)
+                if (x->c.get() == c) x->ticket = c->issued, x->left = left, ++*left;
+            c->issued++;
             if (!c->blocking && ++c->groups % SHY_GROUPS == 0) c->shy = SHY_POLLS;
         }
-        b->ticket = c->issued++;
         op o;
         o.poll = [b](bool *moved) { return poll_batch(*b, moved); };
         if (c->shy > 0) {
@@ -345,7 +355,7 @@ static ncclResult_t issue(ncclComm *c, cudaStream_t s, call k)
         for (auto &x : group.batches)
             if (x->c.get() == c && x->stream == s) b = x;
         if (!b) {
-            b = std::make_shared<batch>(batch{ c->self, s, 0, {} });
+            b = std::make_shared<batch>(batch{ c->self, s, 0, nullptr, {} });
             group.batches.push_back(b);
         }
         b->calls.push_back(std::move(k));

@@ -18,10 +18,14 @@ source = here.parent.parent
 BUGS = [
     ("compute does not wait for the received block", "ring", "worker/comm/nccl.c", "    if (e == cudaSuccess) e = cudaStreamWaitEvent(s->q, x->end, 0);\n", ""),
     ("a transfer does not wait for what it sends", "ulysses", "worker/comm/nccl.c", "    if (e == cudaSuccess) e = cudaStreamWaitEvent(nc->s.q, x->before, 0);\n", ""),
-    ("a hop's receive does not wait for the block's last reader", "ring", "worker/comm/nccl.c", "    int rc = begin(c, s, COMM_HOP, &x, err);\n",
-     "    static cudaEvent_t last;\n    cudaEvent_t early = last;\n    if (last == NULL) (void)cudaEventCreate(&last);\n    (void)cudaEventRecord(last, s->q);\n"
-     "    struct stream old = *s;\n    (void)cudaStreamCreateWithFlags(&old.q, cudaStreamNonBlocking);\n    if (early) (void)cudaStreamWaitEvent(old.q, early, 0);\n"
-     "    int rc = begin(c, &old, COMM_HOP, &x, err);\n"),
+    ("a hop's receive does not wait for the block's last reader", "ring", "worker/comm/nccl.c",       # on a stream of its own, which waits for nobody
+     "    if (r == ncclSuccess && recv) r = ncclRecv(recv, (size_t)bytes, ncclInt8, (c->me + c->n - 1) % c->n, comm, nc->s.q);\n"
+     "    rc = finish(c, x, end_group(c, r, \"hop\", err), err);",
+     "    static cudaStream_t side;\n    static cudaEvent_t came;\n"
+     "    if (came == NULL) (void)cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), (void)cudaEventCreate(&came);\n"
+     "    if (r == ncclSuccess && recv) r = ncclRecv(recv, (size_t)bytes, ncclInt8, (c->me + c->n - 1) % c->n, comm, side);\n"
+     "    rc = end_group(c, r, \"hop\", err);\n    (void)cudaEventRecord(came, side);\n    (void)cudaStreamWaitEvent(nc->s.q, came, 0);\n"
+     "    rc = finish(c, x, rc, err);"),
     ("a rank receives one byte less than was sent", "ring", "worker/comm/nccl.c", "ncclRecv(recv, (size_t)bytes, ncclInt8", "ncclRecv(recv, (size_t)bytes - (c->me == 0), ncclInt8"),
     ("a call that is still in progress counts as taken", "ring", "worker/comm/nccl.c", "return r == ncclSuccess ? OK : taken(", "return r == ncclSuccess || r == ncclInProgress ? OK : taken("),
     ("a reduction is added on the computing stream", "zero", "worker/comm/nccl.c", "c->w->ops->axpy(&nc->s,", "c->w->ops->axpy(s,"),

@@ -21,7 +21,7 @@ from gang import Gang, read_safetensors, relative, tiny_data, tiny_model, write_
 CASES = {       # ranks, fields, orders of the streams
     "one": (1, dict(), ["lazy", "greedy"]),
     "ulysses": (2, dict(sequence_parallel_size=2, ulysses_size=2), ["lazy", "greedy"]),
-    "ring": (2, dict(sequence_parallel_size=2, ring_size=2), ["lazy", "greedy", "random:1"]),
+    "ring": (4, dict(sequence_parallel_size=4, ring_size=4), ["lazy", "greedy", "random:1"]),
     "hybrid": (4, dict(sequence_parallel_size=4, ulysses_size=2, ring_size=2), ["lazy", "greedy"]),
     "zero": (2, dict(sequence_parallel_size=1, zero_stage=3), ["lazy", "greedy"]),
     "offload": (2, dict(sequence_parallel_size=2, ring_size=2, gradient_checkpointing="offload_host", zero_offload_optimizer=True, zero_stage=1), ["lazy", "greedy"]),
