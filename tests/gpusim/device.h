@@ -36,6 +36,7 @@ bool reached(point p);
 void want(point p);                         // the host asks for it; when it asks often, the device works towards it
 void wait_for(point p);
 void wait_for_all();
+void set_patience(double seconds);          // how long a greedy device gives a transfer to land before it computes on
 double device_now();                        // seconds
 
 cudaError_t note(cudaError_t e);            // keeps it for cudaGetLastError

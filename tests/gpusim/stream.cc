@@ -2,7 +2,7 @@
 //
 // GPUSIM_STREAMS  lazy      (default) only what the host waits for, and what that in turn waits for: a missing wait reads stale data
 //                 greedy    before each operation of the awaited stream all others run as far as they go, and transfers get time to
-//                           land: a buffer filled again too early is overwritten
+//                           land: a buffer filled again too early is overwritten. Every other rank is patient, or none gets ahead.
 //                 random:N  any mixture, by seed N
 //                 sync      at once, in the calling thread; shows no ordering bug
 // Whatever the mode, a process whose host makes no CUDA call for a while, or which cannot get on, runs everything it has: its
@@ -49,7 +49,7 @@ enum mode { LAZY, GREEDY, RANDOM, SYNC };
 static const double IDLE_S = 0.05;          // without a CUDA call for so long, everything queued runs
 static const double STALL_S = 0.004;        // awaited work that gets no further: perhaps a peer waits for our other streams
 static const int ASKING = 8;                // so many queries in a row are a host that waits by asking
-static const double LANDING_S = 0.02;       // greedy: time a transfer gets to land before others go on
+static double landing_s = 0.02;             // greedy: time a transfer gets to land before others go on
 
 struct device {
     std::mutex lock, inline_lock;
@@ -156,7 +156,7 @@ static bool step(device &d, std::unique_lock<std::mutex> &lock, CUstream_st *s)
 {
     if (s->queue.empty() || unmet(s->queue.front().get())) return false;
     op *o = s->queue.front().get();
-    if (!s->pending) s->patience = LANDING_S;
+    if (!s->pending) s->patience = landing_s;
     s->pending = true;
     lock.unlock();
     bool moved = false, done = run(s, o, &moved);
@@ -349,6 +349,8 @@ static void add_want(device &d, point p)
     d.wants.push_back(p);
     d.work.notify_all();
 }
+
+void set_patience(double seconds) { landing_s = seconds; }
 
 void want(point p)
 {
