@@ -70,6 +70,7 @@ uint64_t bank_conflicts();
 // --- launches ---
 struct launch { dim3 grid, block; size_t shared_bytes; const char *name; };
 void run_grid(const launch &l, const std::function<void()> &body);      // on the calling OS thread, to its end
+extern uint64_t only_last_blocks;       // above 0: of each grid only so many; what far indexes need of a huge one (far.cc)
 // pointers: the kernel's arguments that are pointers; each must be memory a device can reach, unless any_pointer_allowed (device.h). runtime.cc
 cudaError_t enqueue_kernel(const cudaLaunchConfig_t *config, const void *kernel, const void *const *pointers, int n_pointers, std::function<void()> body);
 

@@ -310,6 +310,101 @@ START_TEST(kernel_choice)
 }
 END_TEST
 
+// Public bugs of other kernels, each as the shape that showed it, against the CPU table. cu: borders of documents in rows of q, and of k.
+static const struct regression {
+    const char *what;
+    int64_t H, Hkv, D, window;
+    float shift;                // the logits lie around it
+    int docs;
+    int64_t cu_q[6], cu_k[6];
+    bool bottom_right;          // the last query sees the last key; else the first sees the first
+} regressions[] = {
+    { "flash-attention #443: more queries than keys", 1, 1, 64, 0, 0, 3, { 0, 76, 110, 256 }, { 0, 1, 2, 3 }, true },
+    { "flash-attention #2562: no queries, width 256", 1, 1, 256, 0, 0, 4, { 0, 0, 60, 104, 104 }, { 0, 7, 67, 67, 80 }, false },
+    { "flash-attention #1537: lengths 0 and 1, GQA", 4, 2, 64, 0, 0, 4, { 0, 0, 1, 1, 2 }, { 0, 0, 1, 1, 2 }, false },
+    { "flash-attention #282: 2 queries, 5 keys, last to last", 1, 1, 64, 0, 0, 1, { 0, 2 }, { 0, 5 }, true },
+    { "flash-attention #282: 2 queries, 5 keys, first to first", 1, 1, 64, 0, 0, 1, { 0, 2 }, { 0, 5 }, false },
+    { "pytorch #196678: logits near -120, length mod 128 = 64", 1, 1, 64, 0, -120, 1, { 0, 192 }, { 0, 192 }, false },
+    { "cudnn-frontend #160: 2 rows", 1, 1, 128, 0, 0, 1, { 0, 2 }, { 0, 2 }, false },
+    { "cudnn-frontend #160: 65 rows", 1, 1, 128, 0, 0, 1, { 0, 65 }, { 0, 65 }, false },
+    { "cudnn-frontend #160: 97 rows", 1, 1, 64, 0, 0, 1, { 0, 97 }, { 0, 97 }, false },
+    { "pytorch #193893: GQA 7:1", 7, 1, 64, 0, 0, 1, { 0, 70 }, { 0, 70 }, false },
+    { "pytorch #193893: GQA 5:1", 10, 2, 64, 0, 0, 1, { 0, 40 }, { 0, 40 }, false },
+    { "pytorch #193893: GQA 4:1", 8, 2, 64, 0, 0, 1, { 0, 40 }, { 0, 40 }, false },
+    { "flash-attention #2896: width 72", 1, 1, 72, 0, 0, 1, { 0, 70 }, { 0, 70 }, false },
+    { "flash-attention #2896: width 104", 1, 1, 104, 0, 0, 1, { 0, 70 }, { 0, 70 }, false },
+    { "width 8", 1, 1, 8, 0, 0, 1, { 0, 70 }, { 0, 70 }, false }, { "width 16", 1, 1, 16, 0, 0, 1, { 0, 40 }, { 0, 40 }, false },
+    { "width 88", 1, 1, 88, 0, 0, 1, { 0, 40 }, { 0, 40 }, false }, { "width 136", 1, 1, 136, 0, 0, 1, { 0, 40 }, { 0, 40 }, false },
+    { "width 200", 1, 1, 200, 0, 0, 1, { 0, 40 }, { 0, 40 }, false }, { "width 248", 1, 1, 248, 0, 0, 1, { 0, 40 }, { 0, 40 }, false },
+    { "flash-attention #1347: width 70, no multiple of 8", 1, 1, 70, 0, 0, 1, { 0, 40 }, { 0, 40 }, false },
+    { "a window of one", 2, 1, 64, 1, 0, 1, { 0, 70 }, { 0, 70 }, false },
+};
+enum { REGRESSIONS = sizeof regressions / sizeof regressions[0] };
+
+START_TEST(public_bugs)
+{
+    const regression &r = regressions[_i];
+    int64_t Tq = r.cu_q[r.docs], Tk = r.cu_k[r.docs], H = r.H, Hkv = r.Hkv, D = r.D;
+    shared<attn_span> list;
+    for (int d = 0; d < r.docs; d++) {
+        int64_t nq = r.cu_q[d + 1] - r.cu_q[d], nk = r.cu_k[d + 1] - r.cu_k[d];
+        list.push_back({ r.cu_q[d], nq, r.cu_k[d], nk, r.bottom_right ? nk - nq : 0 });
+    }
+    struct attn_spans spans = { list.data(), list.data(), r.docs };
+    struct attn_shape n = { Tq, Tk, H, Hkv, D, 1.0f / sqrtf((float)D), r.window };
+    tensor q(DT_BF16, Tq * H * D), k(DT_BF16, Tk * Hkv * D), v(DT_BF16, Tk * Hkv * D), dout(DT_BF16, Tq * H * D);
+    if (r.shift != 0) {
+        for (int64_t i = 0; i < Tq * H; i++) q.h[i * D] = f32_to_bf16(8.0f);
+        for (int64_t i = 0; i < Tk * Hkv; i++) k.h[i * D] = f32_to_bf16(r.shift * sqrtf((float)D) / 8.0f);
+    }
+    tensor o1(DT_F32, Tq * H * D), l1(DT_F32, H * Tq), o2 = o1, l2 = l1, e1 = l1;
+    tensor dq1(DT_F32, Tq * H * D, 0.0f), dk1(DT_F32, Tk * Hkv * D, 0.0f), dv1 = dk1, dq2 = dq1, dk2 = dk1, dv2 = dv1;
+    shared<char> ws1(cpu->attn_ws(DT_BF16, n, r.docs) + 64), ws2(gpu->attn_ws(DT_BF16, n, r.docs) + 64);
+    BOTH(attn_fwd, (cs, DT_BF16, DT_F32, o1.p(), l1.p(), q.p(), k.p(), v.p(), n, spans, false, ws1.data()),
+         (gs, DT_BF16, DT_F32, o2.p(), l2.p(), q.p(), k.p(), v.p(), n, spans, false, ws2.data()));
+    same(l1, l2, 1e-6, r.what);
+    same(o1, o2, 4e-3, r.what);
+    ck_assert_int_eq(cpu->attn_delta(cs, DT_BF16, DT_F32, e1.p(), dout.p(), o1.p(), Tq, H, D), OK);
+    BOTH(attn_bwd, (cs, DT_BF16, dq1.p(), dk1.p(), dv1.p(), dout.p(), q.p(), k.p(), v.p(), l1.p(), e1.p(), n, spans, ws1.data()),
+         (gs, DT_BF16, dq2.p(), dk2.p(), dv2.p(), dout.p(), q.p(), k.p(), v.p(), l1.p(), e1.p(), n, spans, ws2.data()));
+    for (int64_t i = 0; r.shift != 0 && i < Tq * H; i++) {      // sum of dS, which is 0, times -120: rounding alone
+        ck_assert_msg(fabsf(dq2.f[i * D]) < 1.0f, "%s: dq %g", r.what, (double)dq2.f[i * D]);
+        dq1.f[i * D] = dq2.f[i * D] = 0.0f;
+    }
+    same(dv1, dv2, 6e-3, r.what);
+    same(dk1, dk2, 6e-3, r.what);
+    same(dq1, dq2, 6e-3, r.what);
+    for (const tensor *t : { &o2, &dq2, &dk2, &dv2 })
+        for (size_t i = 0; i < t->n(); i++) ck_assert_msg(isfinite(t->at(i)), "%s: not finite", r.what);
+}
+END_TEST
+
+// ring-flash-attention #42: the error must not grow with the number of blocks that are merged.
+START_TEST(merging_loses_nothing)
+{
+    int64_t T = 128, D = 64;
+    struct attn_shape n = { T, T, 1, 1, D, 0.125f, 0 };
+    tensor q(DT_BF16, T * D, 2.0f), k(DT_BF16, T * D, 2.0f), v(DT_BF16, T * D), ref(DT_F32, T * D), rl(DT_F32, T);
+    shared<attn_span> one(1, attn_span{ 0, T, 0, T, 0 });
+    struct attn_spans whole = { one.data(), one.data(), 1 };
+    shared<char> ws1(cpu->attn_ws(DT_BF16, n, 1) + 64), ws2(gpu->attn_ws(DT_BF16, n, 1) + 64);
+    ck_assert_int_eq(cpu->attn_fwd(cs, DT_BF16, DT_F32, ref.p(), rl.p(), q.p(), k.p(), v.p(), n, whole, false, ws1.data()), OK);
+    for (int64_t ring = 1; ring <= 8; ring *= 2) {
+        tensor o(DT_F32, T * D, 0.0f), l(DT_F32, T, 0.0f);
+        for (int64_t r = 0; r < ring; r++) {            // the blocks, the own one first, then backwards round the ring
+            int64_t rows = T / ring;
+            struct attn_shape part = { T, rows, 1, 1, D, 0.125f, 0 };
+            int64_t k0 = (ring - r) % ring * rows;
+            shared<attn_span> block(1, attn_span{ 0, T, 0, rows, -k0 });
+            struct attn_spans spans = { block.data(), block.data(), 1 };
+            ck_assert_int_eq(on_gpu(gpu->attn_fwd(gs, DT_BF16, DT_F32, o.p(), l.p(), q.p(), k.h.data() + k0 * D, v.h.data() + k0 * D, part, spans, r > 0, ws2.data())), OK);
+        }
+        same(rl, l, 1e-6, "lse of the ring");
+        same(ref, o, 4e-3, "o of the ring");
+    }
+}
+END_TEST
+
 // What cuDNN's backward gets in O's place: its product with dO is delta, at any size of dO.
 START_TEST(projection)
 {
@@ -393,6 +488,8 @@ int main()
     tcase_add_test(t[1], masked_keys_and_base);
     tcase_add_loop_test(t[1], sampled_rows, 0, 2);
     tcase_add_test(t[1], kernel_choice);
+    tcase_add_loop_test(t[1], public_bugs, 0, REGRESSIONS);
+    tcase_add_test(t[1], merging_loses_nothing);
     tcase_add_test(t[1], projection);
     tcase_add_test(t[1], library);
     tcase_add_loop_test(t[0], products, 0, 16);

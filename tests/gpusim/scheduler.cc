@@ -305,6 +305,8 @@ grid_pools *grid_pools_new()
     return p;
 }
 
+uint64_t only_last_blocks;
+
 void run_grid(const launch &l, const std::function<void()> &body)
 {
     pool (&pools)[POOLS] = cur_pools->at;
@@ -342,6 +344,7 @@ void run_grid(const launch &l, const std::function<void()> &body)
     }
     for (uint64_t i = 0; i < n; i++) {
         uint64_t id = config().order == 0 ? i : config().order == 1 ? n - 1 - i : (uint64_t)(((unsigned __int128)i * mul + add) % n);
+        if (only_last_blocks && id + only_last_blocks < n) continue;
         start_block(b, &pools[i % POOLS], id);
         fiber_switch(pick(b, b->n_warps - 1, 31));
         shared_verify(b->p);
