@@ -1,11 +1,11 @@
 /* attention.c - attention over the group (see attention.h): exchange in over U, ring over R, exchange back.
  *
  *   in    q,k,v [Tl,H|Hkv,D] -> rotate, pack by destination -> a2a -> [Tr,hq|hk,D]; what arrives is already in ring-local order.
- *         More than exchange_limit goes in pieces of so many tokens, each packed where the one before was
+ *         More than exchange_limit, or than 8 MiB and a quarter, goes in pieces of so many tokens, each packed where the one before was
  *   ring  R = 1: the plain kernel. Else at step t rank r holds keys and values of owner (r-t) mod R and passes them on while it computes;
  *         o and lse accumulate in fp32 (the merge is the kernel's). Two buffers: one is read and sent, the other filled. A block of more than
  *         hop_limit goes round in pieces, one after the other, so that the buffers do not grow with the row
- *   back  o [Tr,hq,D] -> a2a, no packing -> [U,Tl,hq,D] -> [Tl,H,D]
+ *   back  o [Tr,hq,D] -> a2a, in the same pieces -> [U,Tl,hq,D] -> [Tl,H,D]
  * Backward is the mirror image. Every block gets the final lse and delta of the whole row; delta is computed where the output is, and exchanged: one number a
  * head and token, so that the output is kept in one form only. dq accumulates here; (dk,dv) of a block
  * travel with it in fp32, R hops, the last one home: each rank adds its part to what arrives. The part is computed while the sum so
@@ -32,13 +32,14 @@ struct attn_group {
     int64_t *head_q, *head_k;       /* [U] first head each destination gets */
 
     /* shared: what peers read */
-    void *send;                     /* U > 1: [Tr,hq,D] dt at least, and one exchange of q, k, v, whole or a piece */
-    int64_t send_size;              /* elements */
+    void *send;                     /* U > 1: [piece] dt, a piece of an exchange as peers fetch it; delta [H,Tl] acc */
+    int64_t piece;                  /* most elements of one exchange */
     void *kv[2];                    /* [2,step,hk,D] dt; R > 1 */
     void *sum[2];                   /* [2,step,hk,D] acc; R > 1 */
     /* device */
     void *q, *k, *v;                /* [Tr,hq,D], [Tr,hk,D] x2 dt: not kept q,k,v, arriving o; backward: dout, arriving dq, dk, dv */
-    void *o_acc;                    /* [Tr,hq,D] acc: forward o, backward dq; send itself where the types are the same */
+    bool borrows;                   /* k and v are the ring's buffers: only for arriving dk, dv */
+    void *o_acc;                    /* [Tr,hq,D] acc: forward o (of type dt where nothing is merged), backward dq */
     void *lse, *delta;              /* [hq,Tr] acc */
     void *part;                     /* [2,step,hk,D] acc: this rank's part of dk, dv */
     void *ws;
@@ -66,6 +67,7 @@ static void *at(enum dtype dt, void *p, int64_t elements)
 }
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static struct attn_shape shape(const struct attn_group *g, int64_t Tq, int64_t Tk)
 {
@@ -83,10 +85,14 @@ static int64_t hop_rows(const struct attn_group *g, int64_t Tr)
     return (Tr + pieces - 1) / pieces;
 }
 
-/* Most elements of one exchange, INT64_MAX where there is no limit. */
-static int64_t limit_of(const struct attn_dims *d)
+enum { EXCHANGE_BYTES = 8 << 20 };
+
+/* Most elements of one exchange of at most `whole`: long rows go in four pieces, so that the send buffer is small beside what is sent. */
+static int64_t exchange_size(const struct attn_dims *d, int64_t whole)
 {
-    return d->exchange_limit > 0 ? max64(1, d->exchange_limit / (int64_t)dtype_size(d->dt)) : INT64_MAX;
+    int64_t b = (int64_t)dtype_size(d->dt);
+    if (d->exchange_limit == 0) return whole;
+    return min64(whole, min64(d->exchange_limit / b, max64(EXCHANGE_BYTES / b, (whole + 3) / 4)));
 }
 
 int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const struct mesh *m, struct attn_dims d,
@@ -111,14 +117,14 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
         g->head_q[u] = u * g->hq;
         g->head_k[u] = u * d.Hkv / U;               /* several ranks get the same head when U > Hkv */
     }
-    int64_t Tr = d.max_T / R, D = d.D, hq = g->hq, hk = g->hk;
+    int64_t Tr = d.max_T / R, D = d.D, hq = g->hq, hk = g->hk, b = (int64_t)dtype_size(d.dt), b_acc = (int64_t)dtype_size(g->acc);
     if (U > 1) {
-        int64_t whole = Tr * (hq + 2 * hk) * D, least = U * (hq + 2 * hk) * D, limit = limit_of(&d);
-        g->send_size = max64(Tr * hq * D, limit < whole ? max64(limit, least) : whole);
-        g->send = arena_take(shared, MEM_COMMUNICATION, d.dt, g->send_size, 0, 0, 0, "attn.send");
+        g->piece = max64(U * (hq + 2 * hk) * D, exchange_size(&d, Tr * (hq + 2 * hk) * D));      /* a token of each destination at least */
+        g->send = arena_take(shared, MEM_COMMUNICATION, d.dt, max64(g->piece, Tr * hq * b_acc / b), 0, 0, 0, "attn.send");
     }
-    int64_t step = g->step = hop_rows(g, Tr), block = 2 * step * hk * D, b = (int64_t)dtype_size(d.dt), b_acc = (int64_t)dtype_size(g->acc);
-    bool room = false;                  /* in the ring's buffers for whole dk and dv */
+    int64_t step = g->step = hop_rows(g, Tr), block = 2 * step * hk * D;
+    /* When the ring is done dk and dv may arrive in its buffers, from the caller's, which are as large unless heads are replicated. */
+    g->borrows = U > 1 && R > 1 && d.Hkv == U * hk && Tr * b <= 2 * step * (b + b_acc);
     g->max_pieces = (int)((Tr + step - 1) / step);
     if (R > 1) {
         char *ring = arena_take(shared, MEM_COMMUNICATION, DT_U8, 2 * block * (b + b_acc), 0, 0, 0, "attn.ring");
@@ -126,17 +132,16 @@ int attn_group_new(struct attn_group **out, const struct kernel_ops *ops, const 
             g->sum[i] = ring + i * block * b_acc;
             g->kv[i] = ring + 2 * block * b_acc + i * block * b;
         }
-        room = 2 * Tr * hk * D * b <= 2 * block * (b + b_acc);
     }
     g->q = arena_take(device, MEM_ATTENTION, d.dt, Tr, hq, D, 0, "attn.q");
-    if (U > 1 && room && g->send_size == Tr * (hq + 2 * hk) * D) {      /* dk and dv arrive when the ring is done */
+    if (g->borrows) {
         g->k = g->sum[0];
         g->v = g->k ? at(d.dt, g->k, Tr * hk * D) : NULL;
-    } else if (U > 1 || R == 1) {       /* in a ring alone the caller keeps k and v */
+    } else if (U > 1 || R == 1) {       /* in a ring alone the caller keeps k and v, and nothing arrives */
         g->k = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.k");
         g->v = arena_take(device, MEM_ATTENTION, d.dt, Tr, hk, D, 0, "attn.v");
     }
-    g->o_acc = U > 1 && g->acc == d.dt ? g->send : arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
+    g->o_acc = arena_take(device, MEM_ATTENTION, g->acc, Tr, hq, D, 0, "attn.acc");
     g->part = arena_take(device, MEM_ATTENTION, g->acc, 2, step, hk, D, "attn.dkv");
     g->lse = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.lse");
     g->delta = arena_take(device, MEM_ATTENTION, g->acc, hq, Tr, 0, 0, "attn.delta");
@@ -303,9 +308,7 @@ static int64_t k_size(const struct attn_group *g) { return g->Tr * g->hk * g->d.
 /* Tokens of each destination that one exchange of h heads may carry. */
 static int64_t piece(const struct attn_group *g, int64_t h)
 {
-    int64_t limit = limit_of(&g->d), each = g->m->U * h * g->d.D;
-    int64_t n = (limit < g->send_size ? limit : g->send_size) / each;
-    return n < 1 ? 1 : n < g->Tl ? n : g->Tl;
+    return min64(g->Tl, g->piece / (g->m->U * h * g->d.D));
 }
 
 /* Tokens [from, from+n) of every slice of h heads: out of send, where the slices stand `apart` tokens from each other, to recv [U,Tl,h,D]. */
@@ -335,21 +338,37 @@ static int exchange_in(struct attn_group *g, struct stream *s, void *rq, void *r
     return rc;
 }
 
-/* send [U,Tl,hq,D], all tokens of the ring place -> g->q: this rank's tokens, all heads. */
-static int exchange_back(struct attn_group *g, struct stream *s, struct error *err)
+/* Tokens [from, from+n) of every slice of x [U,Tl,h,D] of type `dt` -> out [U,n,h,D]. */
+static int take_slices(struct attn_group *g, struct stream *s, void *out, enum dtype dt, const void *x, int64_t h, int64_t from, int64_t n, struct error *err)
 {
-    int64_t step = piece(g, g->hq);
+    int64_t width = h * g->d.D, runs = n == g->Tl ? 1 : g->m->U, len = n * width * g->m->U / runs;
     int rc = OK;
-    for (int64_t t = 0; t < g->Tl && rc == OK; t += step) {
-        int64_t n = g->Tl - t < step ? g->Tl - t : step;
-        struct comm_part p = part_of(g, g->q, at(g->d.dt, g->send, t * g->hq * g->d.D), g->hq, t, n, g->Tl);
-        rc = comm_all_to_all_parts(g->m->uly, s, &p, 1, err);
+    for (int64_t u = 0; u < runs && rc == OK; u++) {
+        const char *slice = (const char *)x + (u * g->Tl + from) * width * (int64_t)dtype_size(dt);
+        void *to = at(g->d.dt, out, u * len);
+        rc = dt == g->d.dt ? copy(g, s, to, slice, len, err) : checked(g, s, g->ops->cast(s, g->d.dt, to, dt, slice, len), "cast", err);
     }
     return rc;
 }
 
-/* Whether dq, dk and dv go back in one exchange; then dk and dv wait in send behind dq, else in g->k and g->v. */
-static bool back_at_once(const struct attn_group *g) { return piece(g, g->hq + 2 * g->hk) == g->Tl; }
+/* x [U,Tl,hq,D] of type `dt`, all tokens of the ring place -> g->q: this rank's tokens, all heads. With dk also dk and dv [U,Tl,hk,D] -> g->k and g->v,
+ * which they may be: a piece leaves from the very places where it arrives. */
+static int exchange_back(struct attn_group *g, struct stream *s, enum dtype dt, const void *x, const void *dk, const void *dv, struct error *err)
+{
+    int64_t hq = g->hq, hk = dk ? g->hk : 0, U = g->m->U, D = g->d.D, step = piece(g, hq + 2 * hk);
+    int rc = OK;
+    for (int64_t t = 0; t < g->Tl && rc == OK; t += step) {
+        int64_t n = min64(step, g->Tl - t);
+        void *sq = g->send, *sk = at(g->d.dt, sq, U * n * hq * D), *sv = at(g->d.dt, sk, U * n * hk * D);
+        rc = take_slices(g, s, sq, dt, x, hq, t, n, err);
+        if (rc == OK && dk) rc = take_slices(g, s, sk, g->d.dt, dk, hk, t, n, err);
+        if (rc == OK && dk) rc = take_slices(g, s, sv, g->d.dt, dv, hk, t, n, err);
+        struct comm_part parts[3] = { part_of(g, g->q, sq, hq, t, n, n) };
+        if (dk) parts[1] = part_of(g, g->k, sk, hk, t, n, n), parts[2] = part_of(g, g->v, sv, hk, t, n, n);
+        if (rc == OK) rc = comm_all_to_all_parts(g->m->uly, s, parts, dk ? 3 : 1, err);
+    }
+    return rc;
+}
 
 /* Starts hop t (1…R-1) of n elements of keys and as many values out of buffer `from`, as far as this row needs it. */
 static int start_kv(struct attn_group *g, struct stream *s, int t, int from, int64_t n, struct comm_hop **h, struct error *err)
@@ -403,20 +422,15 @@ int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void
     bool ring = g->m->R > 1, alone = g->m->U == 1;
     void *rq = keep->q ? keep->q : g->q;
     void *rk = keep->k ? keep->k : g->k, *rv = keep->v ? keep->v : g->v;
-    void *lse = keep->lse ? keep->lse : g->lse, *o = alone ? out : g->send;
+    void *lse = keep->lse ? keep->lse : g->lse, *o = alone && (!ring || g->acc == g->d.dt) ? out : g->o_acc;
 
     assert(!ring || (keep->k && keep->v));
     int rc = exchange_in(g, s, rq, rk, rv, q, k, v, err);
     if (rc != OK) return rc;
-    if (!ring) {
-        rc = attend(g, s, g->d.dt, o, lse, rq, rk, rv, 0, 0, false, err);
-    } else {
-        void *acc = g->acc == g->d.dt ? o : g->o_acc;
-        rc = ring_fwd(g, s, acc, lse, rq, rk, rv, err);
-        if (rc == OK && acc != o) rc = checked(g, s, g->ops->cast(s, g->d.dt, o, g->acc, acc, q_size(g)), "cast", err);
-    }
+    rc = ring ? ring_fwd(g, s, o, lse, rq, rk, rv, err) : attend(g, s, g->d.dt, o, lse, rq, rk, rv, 0, 0, false, err);
+    if (rc == OK && alone && o != out) rc = checked(g, s, g->ops->cast(s, g->d.dt, out, g->acc, o, q_size(g)), "cast", err);
     if (rc != OK || alone) return rc;
-    rc = exchange_back(g, s, err);
+    rc = exchange_back(g, s, ring ? g->acc : g->d.dt, o, NULL, NULL, err);
     return rc == OK ? unpack(g, s, out, g->d.dt, g->q, false, g->head_q, g->d.H, g->hq, err) : rc;
 }
 
@@ -435,13 +449,13 @@ static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const vo
     return checked(g, s, g->ops->attn_bwd(s, g->d.dt, g->o_acc, dkv, at(g->acc, dkv, rows * g->hk * g->d.D), dout, kept->q, k, v, kept->lse, g->delta,
                                           shape(g, g->Tr, rows), spans, g->ws), "attn_bwd", err);
 }
-
+/* dk, dv of rows [from, from+rows) of this rank's own block are complete: to their place, or to where they wait to go home. */
 static int clear(struct attn_group *g, struct stream *s, void *x, int64_t elements, struct error *err)
 {
     return checked(g, s, g->ops->zero(s, x, (size_t)elements * dtype_size(g->acc)), "zero", err);
 }
 
-/* dk, dv of rows [from, from+rows) of this rank's own block are complete: to their place, or to where their home ranks fetch them. */
+/* dk, dv of rows [from, from+rows) of this rank's own block are complete: to their place, or g->k and g->v, from where they go home. */
 static int deliver_dkv(struct attn_group *g, struct stream *s, void *dkv, int64_t from, int64_t rows, void *dk, void *dv, struct error *err)
 {
     int64_t width = g->hk * g->d.D, n = rows * width;
@@ -450,41 +464,9 @@ static int deliver_dkv(struct attn_group *g, struct stream *s, void *dkv, int64_
         int rc = unpack_rows(g, s, dk, g->acc, dkv, true, g->head_k, g->d.Hkv, g->hk, from, rows, err);
         return rc == OK ? unpack_rows(g, s, dv, g->acc, sum_v, false, g->head_k, g->d.Hkv, g->hk, from, rows, err) : rc;
     }
-    bool whole = back_at_once(g);
-    void *to_k = whole ? at(g->d.dt, g->send, q_size(g)) : g->k, *to_v = whole ? at(g->d.dt, to_k, k_size(g)) : g->v;
+    void *to_k = g->borrows ? dk : g->k, *to_v = g->borrows ? dv : g->v;
     int rc = checked(g, s, g->ops->cast(s, g->d.dt, at(g->d.dt, to_k, from * width), g->acc, dkv, n), "cast", err);
     return rc == OK ? checked(g, s, g->ops->cast(s, g->d.dt, at(g->d.dt, to_v, from * width), g->acc, sum_v, n), "cast", err) : rc;
-}
-
-/* dk and dv in pieces through send, out of g->k and g->v, and back into them: a piece is sent from the very places where it arrives. */
-static int exchange_dkv(struct attn_group *g, struct stream *s, struct error *err)
-{
-    int64_t hk = g->hk, U = g->m->U, width = hk * g->d.D, step = piece(g, 2 * hk);
-    int rc = OK;
-    for (int64_t t = 0; t < g->Tl && rc == OK; t += step) {
-        int64_t n = g->Tl - t < step ? g->Tl - t : step;
-        void *sk = g->send, *sv = at(g->d.dt, sk, U * n * width);
-        for (int64_t u = 0; u < U && rc == OK; u++) {
-            rc = copy(g, s, at(g->d.dt, sk, u * n * width), at(g->d.dt, g->k, (u * g->Tl + t) * width), n * width, err);
-            if (rc == OK) rc = copy(g, s, at(g->d.dt, sv, u * n * width), at(g->d.dt, g->v, (u * g->Tl + t) * width), n * width, err);
-        }
-        struct comm_part parts[2] = { part_of(g, g->k, sk, hk, t, n, n), part_of(g, g->v, sv, hk, t, n, n) };
-        if (rc == OK) rc = comm_all_to_all_parts(g->m->uly, s, parts, 2, err);
-    }
-    return rc;
-}
-
-/* dq in send; dk, dv as deliver_dkv left them. All to g->q, g->k, g->v at home. */
-static int exchange_grads(struct attn_group *g, struct stream *s, struct error *err)
-{
-    if (!back_at_once(g)) {
-        int rc = exchange_back(g, s, err);
-        return rc == OK ? exchange_dkv(g, s, err) : rc;
-    }
-    void *sk = at(g->d.dt, g->send, q_size(g)), *sv = at(g->d.dt, sk, k_size(g));
-    struct comm_part parts[3] = { part_of(g, g->q, g->send, g->hq, 0, g->Tl, g->Tl), part_of(g, g->k, sk, g->hk, 0, g->Tl, g->Tl),
-                                  part_of(g, g->v, sv, g->hk, 0, g->Tl, g->Tl) };
-    return comm_all_to_all_parts(g->m->uly, s, parts, 3, err);
 }
 
 /* Piece p of every block: adds up dq in o_acc and delivers this rank's own dk, dv. */
@@ -566,8 +548,7 @@ int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, v
         if (rc == OK) rc = deliver_dkv(g, s, g->part, 0, g->Tr, dk, dv, err);
     }
     if (rc == OK && alone) return unpack(g, s, dq, g->acc, g->o_acc, true, g->head_q, g->d.H, g->hq, err);
-    if (rc == OK && g->o_acc != g->send) rc = checked(g, s, g->ops->cast(s, g->d.dt, g->send, g->acc, g->o_acc, nq), "cast", err);
-    if (rc == OK) rc = exchange_grads(g, s, err);
+    if (rc == OK) rc = exchange_back(g, s, g->acc, g->o_acc, g->borrows ? dk : g->k, g->borrows ? dv : g->v, err);
     if (rc == OK) rc = unpack(g, s, dq, g->d.dt, g->q, true, g->head_q, g->d.H, g->hq, err);
     if (rc == OK) rc = unpack(g, s, dk, g->d.dt, g->k, true, g->head_k, g->d.Hkv, g->hk, err);
     return rc == OK ? unpack(g, s, dv, g->d.dt, g->v, false, g->head_k, g->d.Hkv, g->hk, err) : rc;

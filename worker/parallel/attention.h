@@ -45,7 +45,8 @@ int attn_group_row(struct attn_group *g, struct stream *s, const struct layout *
 int attn_group_fwd(struct attn_group *g, struct stream *s, void *out, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err);
 /* Recomputes keep->q,k,v from q,k,v (rotation and exchange in, no attention): for policies that kept only the output and lse. */
 int attn_group_refetch(struct attn_group *g, struct stream *s, const void *q, const void *k, const void *v, struct attn_kept *keep, struct error *err);
-/* dq, dk, dv [Tl,H|Hkv,D] dt (before RoPE) from dout and out (what attn_group_fwd gave) [Tl,H,D] and everything in kept. */
+/* dq, dk, dv [Tl,H|Hkv,D] dt (before RoPE) from dout and out (what attn_group_fwd gave) [Tl,H,D] and everything in kept; dk and dv
+ * overlap no input: they are used on the way. */
 int attn_group_bwd(struct attn_group *g, struct stream *s, void *dq, void *dk, void *dv, const void *dout, const void *out, const struct attn_kept *kept,
                    struct error *err);
 /* Bytes one layer sends, by the formulas of docs/communication.md, for a row of T tokens: forward, refetch, backward. */
