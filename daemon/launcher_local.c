@@ -3,6 +3,7 @@
  * RINGMASTER_ATTEMPT=<nonce> is in the environment of everything a keeper starts: what is left of an attempt is found by that in /proc. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "api/file.h"
+#include "daemon/cgroup.h"
 #include "daemon/daemon.h"
 #include "daemon/launcher.h"
 #include "daemon/proc.h"
@@ -225,11 +228,28 @@ static void late(struct attempt *a)
     a->exit = attempt_verdict(a, a->j->row.want >= WANT_CANCEL ? "cancelled" : "failed", "keeper_hung", "the keeper did not end the ranks in time; everything was killed%s", "");
 }
 
+/* The ranks' group of a keeper that died before it could end and remove it. True when nothing of it is left. */
+static bool cgroup_gone(struct attempt *a)
+{
+    char *path = xasprintf("%s/cgroup", a->dir), *dir = NULL;
+    size_t n;
+    bool gone = true;
+    if (a->place == NULL && access(path, F_OK) == 0 && file_read(path, PATH_MAX, &dir, &n, NULL) == OK && cgroup_is_of(dir, a->nonce)) {
+        if (cgroup_populated(dir)) {
+            cgroup_kill(dir);
+            gone = false;
+        } else (void)cgroup_remove(dir);
+    }
+    free(dir);
+    free(path);
+    return gone;
+}
+
 static bool empty(struct attempt *a)
 {
     int64_t now = mono_ms(), first = 0, keeper = a->place ? a->pid : 0;      /* a keeper that waits for our ack is no leftover */
     if (now < a->kill_mono_ms) return false;
-    if (proc_of_attempt(a->nonce, keeper, SIGKILL, &first) == 0) return true;
+    if (proc_of_attempt(a->nonce, keeper, SIGKILL, &first) == 0 && cgroup_gone(a)) return true;
     if (a->kill_mono_ms == 0) log_line("warning", "j%lld: process %lld was left of attempt %lld; killed", (long long)a->j->row.id, (long long)first, (long long)a->n);
     a->kill_mono_ms = now + KILL_EVERY_MS;
     return false;

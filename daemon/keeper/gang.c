@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/cgroup.h"
 #include "daemon/keeper/keeper.h"
 #include "daemon/keeper/process.h"
 
@@ -452,6 +453,10 @@ static void sweep(struct keeper *k, int64_t now)
 {
     int pids[512], n = process_descendants((int)getpid(), pids, 512);
     bool reading = false;
+    if (k->cgroup && cgroup_populated(k->cgroup)) {
+        cgroup_kill(k->cgroup);
+        if (n == 0) return;         /* born between two looks into /proc */
+    }
     for (int i = 0; i < n; i++) (void)kill(pids[i], SIGKILL);
     process_reap(NULL, 0);
     for (int i = 0; i < k->world; i++) reading |= k->ranks[i].out_open || k->ranks[i].link_open;
@@ -533,7 +538,7 @@ static int spawn_rank(struct keeper *k, struct rank *r, struct error *err)
     (void)snprintf(rank, sizeof rank, "%d", r->index);
     (void)snprintf(world, sizeof world, "%d", k->world);
     (void)snprintf(parent, sizeof parent, "%d", (int)getpid());
-    char *args[] = { "ringmaster-keeper", "--exec-rank", parent, k->worker, "--rank", rank, "--world", world, "--spec", k->rank_spec, "--job-dir", k->dir, NULL };
+    char *args[] = { "ringmaster-keeper", "--exec-rank", parent, k->cgroup ? k->cgroup : "-", k->worker, "--rank", rank, "--world", world, "--spec", k->rank_spec, "--job-dir", k->dir, NULL };
     (void)uv_pipe_init(k->loop, &r->link, 0);
     (void)uv_pipe_init(k->loop, &r->out, 0);
     r->link.data = r->out.data = r->process.data = r;

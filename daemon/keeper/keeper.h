@@ -65,6 +65,7 @@ struct keeper {
     struct spec spec;
     char *rank_spec;                            /* the spec file the ranks read */
     char *worker;
+    char *cgroup;                               /* the ranks' own control group, or NULL; also in the file `cgroup`, for a daemon that finds us dead */
     uv_loop_t *loop;
     uv_timer_t tick, beat;
     uv_signal_t term, interrupt;

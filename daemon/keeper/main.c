@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "api/file.h"
+#include "daemon/cgroup.h"
 #include "daemon/keeper/keeper.h"
 
 static const char usage[] =
@@ -27,7 +28,7 @@ static const char usage[] =
 /* Runs inside the child, before the worker: whatever ends the keeper ends the rank. */
 static int exec_rank(int argc, char **argv)
 {
-    if (argc < 4) return 2;
+    if (argc < 5) return 2;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != atoi(argv[2])) return 127;         /* the keeper died before we could ask */
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
@@ -35,8 +36,9 @@ static int exec_rank(int argc, char **argv)
         (void)!write(fd, "500", 3);
         (void)close(fd);
     }
-    (void)execv(argv[3], argv + 3);
-    (void)fprintf(stderr, "exec %s: %s\n", argv[3], strerror(errno));
+    if (argv[3][0] == '/') cgroup_enter(argv[3]);
+    (void)execv(argv[4], argv + 4);
+    (void)fprintf(stderr, "exec %s: %s\n", argv[4], strerror(errno));
     return 127;
 }
 
@@ -138,6 +140,8 @@ static void release(struct keeper *k)
     free(k->checkpoint);
     free(k->rank_spec);
     free(k->worker);
+    if (k->cgroup) (void)cgroup_remove(k->cgroup);
+    free(k->cgroup);
     free(k->dir);
 }
 
@@ -150,6 +154,15 @@ static void set_job(const struct keeper *k)
     if (k->foreground) (void)unsetenv("RINGMASTER_JOB");
     else (void)setenv("RINGMASTER_JOB", job, 1);
     free(job);
+}
+
+/* Under Slurm the job's own group is Slurm's to end. */
+static void make_cgroup(struct keeper *k)
+{
+    if (k->mailbox || (k->cgroup = cgroup_make(k->nonce)) == NULL) return;
+    char *path = xasprintf("%s/cgroup", k->dir);
+    (void)file_write(path, k->cgroup, strlen(k->cgroup), NULL);
+    free(path);
 }
 
 /* Everything up to the first rank; on failure nothing was started. */
@@ -174,6 +187,7 @@ static int prepare(struct keeper *k, struct error *err)
     if (rc == OK) rc = record_reserve(k, err);
     if (rc == OK) rc = spool_open(&k->spool, k->dir, err);
     if (rc == OK) rc = server_start(k, err);
+    if (rc == OK) make_cgroup(k);
     return rc;
 }
 

@@ -108,6 +108,28 @@ def test_f14_grandchild_after_cancel_and_after_end(keeper):
         assert k.wait()["state"] == ("cancelled" if cancel else "succeeded")
 
 
+def test_f14_processes_that_fork_without_end(keeper):
+    """/proc cannot catch them; the ranks' control group can, where one may be made."""
+    k = keeper("1:hydra,*:hang", grace_ms=500).attach()
+    path = os.path.join(k.dir, "cgroup")
+    for _ in range(100):
+        if os.path.exists(path) or os.path.exists(os.path.join(k.dir, "rank-1.log")):
+            break
+        time.sleep(0.05)
+    time.sleep(0.2)
+    if not os.path.exists(path):
+        k.send("stop", mode="kill", reason="x")
+        k.wait(90)
+        raise Skip("no control group may be made here (needs cgroup v2, delegated, and Linux 5.14)")
+    group = open(path).read()
+    assert os.path.basename(group) == "ringmaster-" + k.nonce
+    k.until(lambda m: m["t"] == "exit")
+    assert "populated 0" in open(group + "/cgroup.events").read() if os.path.exists(group) else True
+    r = k.wait()
+    assert r["reason"] == "rank_failed" and k.took < 20, (r["reason"], k.took)
+    assert not os.path.exists(group) and not k.pids()
+
+
 def test_f15_grandchild_holds_stdout(keeper):
     k = keeper("*:grandchild_stdout")
     assert k.wait()["state"] == "succeeded"

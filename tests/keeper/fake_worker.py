@@ -137,6 +137,18 @@ for step in range(1, steps + 1):
             grandchild(False)
         elif what == "grandchild_stdout":
             grandchild(True)
+        elif what == "hydra":           # leaves processes that fork and end faster than anybody can list them
+            for _ in range(3):
+                if os.fork() == 0:
+                    os.setsid()
+                    for fd in (1, 2):
+                        os.dup2(os.open("/dev/null", os.O_WRONLY), fd)
+                    os.close(3)
+                    end = time.monotonic() + 60         # should nobody end it, it ends itself
+                    while time.monotonic() < end:
+                        if os.fork():
+                            os._exit(0)
+            os._exit(9)
         elif what == "eat":
             hog = []
             while True:

@@ -110,6 +110,10 @@ class Keeper:
         self.p.stderr.close()
         for p in self.pids():
             os.kill(p, signal.SIGKILL)
+        try:                            # the group of a keeper that was killed: a daemon would remove it
+            os.rmdir(open(os.path.join(self.dir, "cgroup")).read())
+        except OSError:
+            pass
 
 
 def is_step(rank, step):
