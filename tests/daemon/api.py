@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The HTTP API as a client meets it: routes, conventions, refusals, safety in browsers. usage: api.py [test_name…]"""
-import http.client, json, os, re, select, shutil, signal, socket, stat, subprocess, sys, time
+import fcntl, http.client, json, os, re, select, shutil, signal, socket, stat, subprocess, sys, time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from rig import BUILD, FAKE, Reply, Skip, main
@@ -65,11 +65,12 @@ def test_logs_since(new):
     d = new(step_s=0.2)
     id = d.submit(max_steps=30, nproc_per_node=1)
     d.until_step(id, 8)
+    have = d.ask("GET", f"/v1/jobs/{id}/logs").body.count(b"\n")
     middle = int(time.time() * 1000)
     d.until(id, "succeeded")
     steps = lambda query: [int(l.split()[3]) for l in d.ask("GET", f"/v1/jobs/{id}/logs?{query}").body.decode().splitlines()]
     got = steps(f"since={middle}")
-    assert got == list(range(got[0], 31)) and 1 < got[0] <= 9, got         # whole seconds: a few lines more, none less
+    assert got == list(range(got[0], 31)) and 1 < got[0] <= have + 1, (have, got)         # whole seconds: a few lines more, none less
     assert steps(f"since={middle}&tail=2") == [29, 30] and steps(f"since={middle}&grep=step%205") == []
     assert len(steps(f"since={middle + 600000}")) <= 6
     log = os.path.join(d.home, "jobs", id, "attempt-1", "rank-0.log")       # and across a rotation
@@ -407,9 +408,9 @@ def test_no_token_where_others_can_read_it(new):
     made = d.ask("POST", "/v1/tokens", {"name": "ci", "scope": "submit"}).json["token"]
     hook = d.ask("POST", "/v1/webhooks", {"url": "http://127.0.0.1:1/"}).json["secret"]
     cookie = d.ask("GET", "/?token=" + d.token, token=None).headers["Set-Cookie"].split(";")[0].split("=")[1]
-    id = d.submit(max_steps=200)
+    id = d.submit(max_steps=2000)
     d.until_step(id, 3)
-    mine = [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if p in d.alive_now()]
+    mine = d.alive_now()
     assert len(mine) >= 3, mine         # keeper and two ranks
     secrets = [s.encode() for s in (d.token, made, cookie)]
     for p in [d.p.pid, *mine]:
@@ -489,7 +490,7 @@ def test_reading_changes_nothing_and_every_reply_is_guarded(new):
                 seen.add(r.status)
                 assert r.headers["X-Content-Type-Options"] == "nosniff" and r.headers["X-Frame-Options"] == "DENY" and r.headers["Referrer-Policy"] == "no-referrer", (path, r.headers)
                 assert r.headers["Content-Security-Policy"].startswith("default-src 'self'; ") and "frame-ancestors 'none'" in r.headers["Content-Security-Policy"], path
-                assert not [h for h in r.headers if h.lower().startswith("access-control-")] and (path.startswith("/static/") or r.headers["Cache-Control"] == "no-store"), path
+                assert not [h for h in r.headers if h.lower().startswith("access-control-")] and (path == "/" or path.startswith("/static/") or r.headers["Cache-Control"] == "no-store"), path
     assert {200, 401} <= seen and tables(d) == before
     s = d.stream()
     assert s.r.headers["X-Content-Type-Options"] == "nosniff" and s.r.headers["Cache-Control"] == "no-store" and "Access-Control-Allow-Origin" not in s.r.headers
@@ -602,13 +603,20 @@ class Browser:
     def __init__(self, program, folder):
         (a, self.to), (self.frm, b) = os.pipe(), os.pipe()
         args = [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe", "--user-data-dir=" + folder, "about:blank"]
-        self.p = subprocess.Popen(["sh", "-c", f'exec "$@" 3<&{a} 4>&{b}', "sh", *args], pass_fds=(a, b), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+        def pipes():                    # its ends are descriptors 3 and 4, whatever ours are
+            x, y = fcntl.fcntl(a, fcntl.F_DUPFD, 100), fcntl.fcntl(b, fcntl.F_DUPFD, 100)
+            os.dup2(x, 3), os.dup2(y, 4)
+        self.p = subprocess.Popen(args, preexec_fn=pipes, pass_fds=(3, 4), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(a), os.close(b)
         self.n, self.buf, self.session = 0, b"", None
 
     def call(self, method, limit=30, **params):
         self.n += 1
-        os.write(self.to, json.dumps({"id": self.n, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}).encode() + b"\0")
+        try:
+            os.write(self.to, json.dumps({"id": self.n, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}).encode() + b"\0")
+        except OSError as e:
+            raise Skip(f"chromium does not run here: {e}")
         end = time.monotonic() + limit
         while True:
             while b"\0" not in self.buf:
