@@ -393,6 +393,12 @@ static const char *state_text(int pid)
     }
 }
 
+static bool is_stopped(int pid)
+{
+    struct process_info p;
+    return process_info(pid, &p) && (p.state == 'T' || p.state == 't');
+}
+
 static void judge(struct keeper *k, int64_t now)
 {
     int64_t limit = k->spec.stall_timeout_ms, silence = limit < SILENCE_MS ? limit : SILENCE_MS;
@@ -409,7 +415,9 @@ static void judge(struct keeper *k, int64_t now)
         int64_t quiet = now - r->heard_ms;
         if (r->exited) continue;
         if (!r->hello) {
-            if (quiet > START_MS) give_verdict(k, i, "start_timeout", "rank %d (pid %d) did not report within %d s of its start; %s", i, r->process.pid, START_MS / 1000, state_text(r->process.pid));
+            if (quiet > silence && is_stopped(r->process.pid))          /* loading may take its time, but this one does nothing */
+                give_verdict(k, i, "heartbeat_lost", "rank %d (pid %d) did not report within %.1f s of its start; %s", i, r->process.pid, (double)quiet / 1000, state_text(r->process.pid));
+            else if (quiet > START_MS) give_verdict(k, i, "start_timeout", "rank %d (pid %d) did not report within %d s of its start; %s", i, r->process.pid, START_MS / 1000, state_text(r->process.pid));
             continue;
         }
         if (r->done) {

@@ -4,7 +4,7 @@ A benchmark, not a test: run it on a quiet machine with at least as many cores a
 
 usage: overlap.py BUILD_DIR [--tokens 32768] [--ranks 2] [--runs 3] [--steps 2] [--json FILE]
 The first step of every run is not counted. Prints one line a run, then median and spread; exit code 1 if with overlap the exposed share is above a third of
-the busy share. The model: 2 layers, hidden 256, 4/2 heads of 64, random weights, float32; a row is one document. Five minutes on two quiet cores."""
+the busy share. The model: 2 layers, hidden 256, 4/2 heads of 64, random weights, float32; a row is one document. Seven minutes on two quiet cores."""
 import argparse
 import json
 import os

@@ -68,6 +68,13 @@ def test_f11_rank_stopped(keeper):
     assert k.took < 5 + 3 and not k.pids()
 
 
+def test_f11_rank_stopped_before_its_first_word(keeper):
+    k = keeper("1:stopped_early,*:hang", world=3, stall_timeout_ms=4000)
+    r = k.wait()
+    assert r["reason"] == "heartbeat_lost" and "rank 1" in r["detail"] and "did not report" in r["detail"] and "stopped by a signal" in r["detail"], r
+    assert k.took < 4 + 4 and not k.pids()
+
+
 def test_f12_step_frozen(keeper):
     k = keeper("1:hang,*:slow", world=2, stall_timeout_ms=3000, env={"RM_FAKE_STEP_S": "0.5"}, max_steps=100)
     r = k.wait()

@@ -16,7 +16,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "train"))
-from gang import Gang, read_safetensors, relative, tiny_data, tiny_model, write_spec
+from gang import Gang, read_safetensors, relative, shm_names, tiny_data, tiny_model, write_spec
 
 CASES = {       # ranks, fields, orders of the streams
     "one": (1, dict(), ["lazy", "greedy"]),
@@ -93,7 +93,7 @@ def train_case(tmp, case):
 
 
 def kill_case(tmp):
-    before = set(os.listdir("/dev/shm"))
+    before = shm_names()
     for ranks, told in ((4, True), (2, False)):
         struck = {}
 
@@ -111,7 +111,7 @@ def kill_case(tmp):
         print(f"{ranks} ranks, {'told' if told else 'not told'}: gone after {took:.1f} s, codes {g.codes}", flush=True)
         assert took < 15 and g.codes == [72 if r != 1 else -signal.SIGKILL for r in range(ranks)], (took, g.codes, g.stderr)
         assert all("lost" in g.stderr[r] for r in range(ranks) if r != 1), g.stderr
-        assert all(p.poll() is not None for p in g.procs) and set(os.listdir("/dev/shm")) <= before
+        assert all(p.poll() is not None for p in g.procs) and shm_names() <= before
 
 
 def memory_case(tmp):

@@ -79,6 +79,8 @@ if what == "exit_early":
     os._exit(9)
 if what in ("deaf", "ignore_term"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if what == "stopped_early":         # before its first word
+    os.kill(os.getpid(), signal.SIGSTOP)
 say("hello", rank=rank, pid=os.getpid(), protocol=2 if what == "new_protocol" else 1)
 threading.Thread(target=listen, daemon=True).start()
 threading.Thread(target=beat, daemon=True).start()

@@ -11,7 +11,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "train"))
-from gang import Gang, tiny_data, tiny_model, write_spec
+from gang import Gang, shm_names, tiny_data, tiny_model, write_spec
 
 WORLD, STEPS = 4, 400
 
@@ -74,7 +74,7 @@ def main():
     worker, how = sys.argv[1], {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[sys.argv[2]]
     tmp = tempfile.mkdtemp(prefix="rm-lost-")
     rng = random.Random(5)
-    before = set(os.listdir("/dev/shm"))
+    before = shm_names()
     try:
         fields = dict(model=tiny_model(f"{tmp}/model"), init="random", torch_dtype="float32", dataset=[tiny_data(f"{tmp}/d.jsonl")], template="chatml", max_length=256,
                       packing=True, tuner_type="full", learning_rate=1e-3, max_steps=STEPS, save_steps=5, save_total_limit=2, seed=3, device="cpu", nproc_per_node=WORLD,
@@ -85,7 +85,7 @@ def main():
             took = strike(worker, tmp, how, victim, after, {**fields, **mesh})
             print(f"{sys.argv[2]} rank {victim} {mesh}: all others gone after {took:.1f} s", flush=True)
             assert took < 10
-            assert set(os.listdir("/dev/shm")) <= before, os.listdir("/dev/shm")
+            assert shm_names() <= before, shm_names()
         last = max((int(d.split("-")[1]) for d in os.listdir(f"{tmp}/out") if d.startswith("checkpoint-")), default=0)
         assert last > 0
         spec = write_spec(f"{tmp}/again.json", output_dir=f"{tmp}/out", **{**fields, **mesh, "max_steps": last + 2})

@@ -103,6 +103,11 @@ class Gang:
         return [m["loss"] for m in self.records("metrics", rank)]
 
 
+def shm_names():
+    """What lies in /dev/shm, less what libfaketime puts there for other tests that run beside this one."""
+    return {n for n in os.listdir("/dev/shm") if "faketime" not in n}
+
+
 def byte_level_tokenizer(path, specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>")):
     """The smallest byte-level BPE: one token per byte, no merges."""
     visible = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
