@@ -180,14 +180,13 @@ void job_patch(struct daemon *d, struct request *q)
     (void)json_int(now, "version", &version);
     cJSON_Delete(now);
     if (match == NULL) { reply_problem(q, 428, "if_match", NULL, "send If-Match with the ETag of the job you read"); return; }
-    if (strcmp(match, "*") != 0) {
-        if (sscanf(match, "\"%20lld", (long long *)&have) != 1 || have != version) {
-            reply_problem(q, 412, "if_match", NULL, "the job changed since it was read (now version %lld)", (long long)version);
-            return;
-        }
-    }
-    cJSON *body = body_object(q);
+    cJSON *body = body_object(q);               /* what is no JSON is so whatever the version */
     if (body == NULL) return;
+    if (strcmp(match, "*") != 0 && (sscanf(match, "\"%20lld", (long long *)&have) != 1 || have != version)) {
+        reply_problem(q, 412, "if_match", NULL, "the job changed since it was read (now version %lld)", (long long)version);
+        cJSON_Delete(body);
+        return;
+    }
     struct job_row row = { 0 };
     struct job *j = job_find(d, id);
     char *labels = NULL, *name = NULL;
