@@ -14,18 +14,15 @@ only = sys.argv[4] if len(sys.argv) > 4 else ""
 here = pathlib.Path(__file__).resolve().parent
 source = here.parent.parent
 
-# name, case of worker.py, file, text, replacement
+# name, case of worker.py, file, text and replacement, or several of them
 BUGS = [
     ("compute does not wait for the received block", "ring", "worker/comm/nccl.c", "    if (e == cudaSuccess) e = cudaStreamWaitEvent(s->q, x->end, 0);\n", ""),
     ("a transfer does not wait for what it sends", "ulysses", "worker/comm/nccl.c", "    if (e == cudaSuccess) e = cudaStreamWaitEvent(nc->s.q, x->before, 0);\n", ""),
-    ("a hop's receive does not wait for the block's last reader", "ring", "worker/comm/nccl.c",       # on a stream of its own, which waits for nobody
-     "    if (r == ncclSuccess && recv) r = ncclRecv(recv, (size_t)bytes, ncclInt8, (c->me + c->n - 1) % c->n, comm, nc->s.q);\n"
-     "    rc = finish(c, x, end_group(c, r, \"hop\", err), err);",
-     "    static cudaStream_t side;\n    static cudaEvent_t came;\n"
-     "    if (came == NULL) (void)cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), (void)cudaEventCreate(&came);\n"
-     "    if (r == ncclSuccess && recv) r = ncclRecv(recv, (size_t)bytes, ncclInt8, (c->me + c->n - 1) % c->n, comm, side);\n"
-     "    rc = end_group(c, r, \"hop\", err);\n    (void)cudaEventRecord(came, side);\n    (void)cudaStreamWaitEvent(nc->s.q, came, 0);\n"
-     "    rc = finish(c, x, rc, err);"),
+    ("a hop's receive does not wait for the block's last reader", "ring", "worker/comm/nccl.c", [       # on a stream of its own, which waits for nobody
+        ("static int nccl_hop_start(", "static cudaEvent_t came;\nstatic cudaStream_t side(void)\n{\n    static cudaStream_t s;\n"
+         "    if (s == NULL) (void)cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), (void)cudaEventCreate(&came);\n    return s;\n}\nstatic int nccl_hop_start("),
+        ("comm, nc->s.q);\n    rc = finish(c, x, end_group(c, r, \"hop\", err), err);", "comm, side());\n    rc = end_group(c, r, \"hop\", err);\n"
+         "    (void)cudaEventRecord(came, side());\n    (void)cudaStreamWaitEvent(nc->s.q, came, 0);\n    rc = finish(c, x, rc, err);")]),
     ("a rank receives one byte less than was sent", "ring", "worker/comm/nccl.c", "ncclRecv(recv, (size_t)bytes, ncclInt8", "ncclRecv(recv, (size_t)bytes - (c->me == 0), ncclInt8"),
     ("a call that is still in progress counts as taken", "ring", "worker/comm/nccl.c", "return r == ncclSuccess ? OK : taken(", "return r == ncclSuccess || r == ncclInProgress ? OK : taken("),
     ("a reduction is added on the computing stream", "zero", "worker/comm/nccl.c", "c->w->ops->axpy(&nc->s,", "c->w->ops->axpy(s,"),
@@ -51,14 +48,16 @@ def compile_line(target, file):
 
 def plant(bug, work):
     """The worker and the module, one of them with the bug; or what is wrong with orders.py."""
-    _, _, file, old, new = bug
+    _, _, file, *texts = bug
     in_worker = file.startswith("worker/") and "comm/nccl" not in file
     program = worker if in_worker else module
     text = (source / file).read_text()
-    if old not in text:
-        return "the text to change is not there: bring orders.py up to date"
+    for old, new in texts[0] if isinstance(texts[0], list) else [texts]:
+        if old not in text:
+            return "the text to change is not there: bring orders.py up to date"
+        text = text.replace(old, new)
     changed, made = work / pathlib.Path(file).name, work / "changed.o"
-    changed.write_text(text.replace(old, new))
+    changed.write_text(text)
     command, output, unit = compile_line("worker/" if in_worker else os.path.relpath(program, build), file)
     command = [str(changed) if a == unit else str(made) if a == output else a for a in command] + ["-w"]
     subprocess.run(command, cwd=build, check=True)
