@@ -6,11 +6,13 @@ usage: worker.py WORKER MODULE CASE [TIMEOUT]
               the tiny model trained: first-step gradients within 2x the error that bf16 makes on the CPU against fp32, losses with them, the same bits
               in every order of streams; each rank sends what the CPU's ranks send, and the stand-in for NCCL counts the same bytes of hops and exchanges
   kill        kill -9 of a rank: the others leave within 15 s, told by the keeper or not, and nothing stays behind
-  memory      a device that is too small is a clear refusal"""
+  memory      a device that is too small is a clear refusal
+  races       MODULE is the one for ThreadSanitizer: it has nothing to report, within kernels and between streams"""
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,13 +40,13 @@ class Unwatched(Gang):
             super().kill()
 
 
-def run(tmp, name, ranks, gang=Gang, on_message=None, env={}, **fields):
+def run(tmp, name, ranks, gang=Gang, worker=WORKER, on_message=None, env={}, **fields):
     spec = dict(model=f"{tmp}/model", init="random", torch_dtype="bfloat16", dataset=[f"{tmp}/d.jsonl"], template="chatml", max_length=128, packing=True,
                 tuner_type="full", learning_rate=1e-2, lr_scheduler_type="constant", warmup_ratio=0, max_steps=2, seed=5, nproc_per_node=ranks, threads_per_rank=1,
                 gradient_checkpointing="none", save_only_model=True, output_dir=f"{tmp}/{name}", device="cuda", debug_dump=f"{tmp}/{name}-dump")
     spec.update(fields)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "RINGMASTER_CUDA_MODULE": MODULE, "GPUSIM_DEVICES": str(ranks), **env}
-    return gang(WORKER, write_spec(f"{tmp}/{name}.json", **{k: v for k, v in spec.items() if v is not None}), ranks, on_message=on_message, timeout=TIMEOUT, env=env).run()
+    return gang(worker, write_spec(f"{tmp}/{name}.json", **{k: v for k, v in spec.items() if v is not None}), ranks, on_message=on_message, timeout=TIMEOUT, env=env).run()
 
 
 def trained(tmp, name, ranks, **more):
@@ -123,6 +125,18 @@ def memory_case(tmp):
         assert g.codes == [code] and re.search(text, g.stderr[0]) and not g.records("metrics"), (g.codes, g.stderr)
 
 
+def races_case(tmp):
+    """The worker is not instrumented, so the sanitizer's library is loaded before it; not by the shell that starts it, which would not survive that."""
+    library = subprocess.run(["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    with open(f"{tmp}/worker", "w") as f:
+        f.write(f'#!/bin/sh\nLD_PRELOAD={library} TSAN_OPTIONS=halt_on_error=1 exec {WORKER} "$@"\n')
+    os.chmod(f"{tmp}/worker", 0o755)
+    g = run(tmp, "races", 2, worker=f"{tmp}/worker", sequence_parallel_size=2, ring_size=2)
+    for text in g.stderr:
+        assert "data race" not in text, text[:4000]
+    assert g.codes == [0, 0], (g.codes, g.stderr)
+
+
 def main():
     case, tmp = sys.argv[3], tempfile.mkdtemp(prefix="rm-gpusim-")
     try:
@@ -131,7 +145,7 @@ def main():
         if case in CASES:
             train_case(tmp, case)
         else:
-            {"kill": kill_case, "memory": memory_case}[case](tmp)
+            {"kill": kill_case, "memory": memory_case, "races": races_case}[case](tmp)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
