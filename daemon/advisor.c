@@ -21,7 +21,7 @@ static const char *on_comm(struct advisor *a, const struct spec *s, const cJSON 
     double share = json_num(m, "comm_share", 0);
     a->comm_steps = share > COMM_LIMIT ? a->comm_steps + 1 : 0;
     if (a->comm_steps < ADVICE_STEPS) return NULL;
-    bool ring = s->ring_size > 1 || strcmp(s->sequence_parallel_method, "ring") == 0;
+    bool ring = json_get(json_get(m, "collectives"), "hop") != NULL || s->ring_size > 1 || strcmp(s->sequence_parallel_method, "ring") == 0;     /* auto may have chosen one */
     (void)snprintf(text, 600, "ranks wait for communication during %.0f %% of the step, for %d steps now. %s", 100 * share, ADVICE_STEPS,
                    !ring ? "Ring attention (sequence_parallel_method ring) hides its transfers behind arithmetic; or use fewer ranks per sequence, or longer rows"
                    : !s->enable_sequence_overlap ? "Set enable_sequence_overlap true, so that the next block travels during arithmetic"

@@ -64,6 +64,22 @@ START_TEST(communication_advice_fits_the_spec)
 }
 END_TEST
 
+/* A ring that auto has chosen shows in the record alone. */
+START_TEST(communication_advice_sees_the_ring)
+{
+    struct advisor a = { 0 };
+    struct spec s = spec_of(4);
+    char text[600] = "";
+    const char *code = NULL;
+    cJSON *m = cJSON_Parse("{\"step\":3,\"loss\":1.0,\"comm_share\":0.5,\"collectives\":{\"hop\":{\"calls\":3}}}");
+    for (int i = 0; i < 20; i++) code = advisor_step(&a, &s, 0, m, text);
+    ck_assert_str_eq(code, "comm_share");
+    ck_assert_msg(strstr(text, "method ring") == NULL && strstr(text, "fewer ranks") != NULL, "%s", text);
+    cJSON_Delete(m);
+    spec_release(&s);
+}
+END_TEST
+
 /* Without memory_limit_bytes the device's own limit counts, as the rank's records give it. */
 START_TEST(memory_of_the_device)
 {
@@ -123,6 +139,7 @@ int main(void)
     TCase *c = tcase_create("advisor");
     tcase_add_test(c, communication);
     tcase_add_test(c, communication_advice_fits_the_spec);
+    tcase_add_test(c, communication_advice_sees_the_ring);
     tcase_add_test(c, memory_of_the_device);
     tcase_add_test(c, skew);
     tcase_add_test(c, memory_loss_throughput);
