@@ -62,7 +62,7 @@ static int once(struct stream *s, char *const dev[ARRAYS], float *const host[ARR
     return rc == OK ? cuda_status(s, cudaStreamSynchronize(s->q), "attention check") : rc;
 }
 
-static int agree(struct stream *s, struct attn_library *lib, int64_t D, struct error *err)
+int cuda_library_check(struct stream *s, struct attn_library *lib, int64_t D, struct error *err)
 {
     static const char *const names[ARRAYS] = { [O] = "O", [LSE] = "LSE", [DELTA] = "delta", [DQ] = "dQ", [DK] = "dK", [DV] = "dV" };
     char *dev[ARRAYS] = { 0 }, *list = NULL, *ws = NULL, *in = xmalloc(bytes(Q, D));
@@ -146,7 +146,7 @@ static void attn_choose(struct stream *s, enum attn_impl impl, enum dtype dt, st
     if (n.D != 64 && n.D != 128) error_set(&err, E_UNSUPPORTED, "cuDNN is used for head widths 64 and 128, this is %lld", (long long)n.D);
     else if (n.window) error_set(&err, E_UNSUPPORTED, "cuDNN is not used with a sliding window");
     else if (s->deterministic) error_set(&err, E_UNSUPPORTED, "cuDNN's backward is not bitwise repeatable; deterministic false would allow it");
-    else if ((lib = open_library(s, n, &err)) != NULL && agree(s, lib, n.D, &err) != OK) {
+    else if ((lib = open_library(s, n, &err)) != NULL && cuda_library_check(s, lib, n.D, &err) != OK) {
         lib->release(lib);
         lib = NULL;
         (void)cudaGetLastError();

@@ -21,6 +21,9 @@ struct attn_library {
     void (*release)(struct attn_library *l);
 };
 
+/* OK when lib gives what our own kernels give, forward and backward, on four small cases of width D; else E_UNSUPPORTED and which array differs. */
+int cuda_library_check(struct stream *s, struct attn_library *lib, int64_t D, struct error *err);
+
 /* cuDNN's, with memory for shapes up to n. NULL and why where it cannot be had. */
 struct attn_library *cudnn_open(struct stream *s, struct attn_shape n, struct error *err);
 /* For tests: builds the graph of one case for a device described in JSON (no device needed; the driver's stub is) and takes the engine found as
