@@ -11,7 +11,7 @@
 
 /* One row per list: verb, path ({} is the argument) and the members shown. */
 static const struct view { const char *verb, *path, *columns; } views[] = {
-    { "checkpoints", "/v1/jobs/{}/checkpoints", "step attempt bytes complete at path" },
+    { "checkpoints", "/v1/jobs/{}/checkpoints", "step attempt bytes complete bad at path" },
     { "attempts", "/v1/jobs/{}/attempts", "attempt state reason first_step last_step started_at ended_at detail" },
     { "ranks", "/v1/jobs/{}/ranks", "rank pid state phase step heartbeat_age_s allocated_bytes peak_bytes" },
     { "events", "/v1/jobs/{}/history", "event_id at level kind data" },
