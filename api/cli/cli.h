@@ -28,7 +28,7 @@ struct cli {
     bool random;
     cJSON *fields;                      /* spec fields given as --field value or --set field=value */
     bool json, wait, follow, help, dry_run, once, force, new_run;
-    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *limit, *interval, *grid, *random_axis, *key, *output, *count, *sample_seed, *cluster;
+    const char *url, *token, *home, *state, *name, *rank, *tail, *grep, *since, *limit, *interval, *grid, *random_axis, *key, *output, *count, *sample_seed, *cluster;
 };
 
 enum {      /* which flags a verb takes, besides --json and --help */

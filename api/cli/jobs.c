@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "api/cli/remote.h"
@@ -373,20 +374,41 @@ static int follow_logs(struct cli *c, struct client *h, const char *id, const ch
     return rc;
 }
 
+/* "90s", "10m", "2h", "3d" ago as ms since 1970; -1: none of these. */
+static long long moment(const char *ago)
+{
+    static const struct { char unit; long long ms; } units[] = { { 's', 1000 }, { 'm', 60000 }, { 'h', 3600000 }, { 'd', 86400000 } };
+    struct timespec now;
+    char *end;
+    long long n = strtoll(ago, &end, 10);
+    if (*ago < '0' || *ago > '9' || n > 1000000 || *end == '\0' || end[1] != '\0') return -1;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
+        if (units[i].unit == *end) {
+            long long then = (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000 - n * units[i].ms;
+            return then > 1 ? then : 1;
+        }
+    return -1;
+}
+
 int verb_logs(struct cli *c)
 {
+    long long since = c->since ? moment(c->since) : 0;
+    if (since < 0) return cli_complain(c, CLI_USAGE, "--since %.40s: expected how long ago, as 90s, 10m, 2h or 3d", c->since);
+
     struct client *h = remote_open(c);
     struct client_reply r;
     struct error err;
     int rc = CLI_OK;
     char *rank = client_escape(c->rank ? c->rank : "0");
-    if (c->follow && c->grep == NULL) {
+    if (c->follow && c->grep == NULL && c->since == NULL) {
         if (strcmp(rank, "all") == 0) rc = cli_complain(c, CLI_USAGE, "-f follows one rank: --rank R");
         else rc = follow_logs(c, h, c->args[0], rank);
-    } else if (c->follow) rc = cli_complain(c, CLI_USAGE, "-f and --grep do not go together; pipe through grep");
+    } else if (c->follow) rc = cli_complain(c, CLI_USAGE, "-f does not go with --grep or --since; pipe through grep, or use --tail");
     else {
         char *grep = client_escape(c->grep ? c->grep : ""), *tail = client_escape(c->tail ? c->tail : "");
-        char *more = xasprintf("/logs?rank=%s%s%s%s%s", rank, *tail ? "&tail=" : "", tail, *grep ? "&grep=" : "", grep), *path = job_path(c->args[0], more);
+        char *from = since ? xasprintf("&since=%lld", since) : xstrdup("");
+        char *more = xasprintf("/logs?rank=%s%s%s%s%s%s", rank, *tail ? "&tail=" : "", tail, *grep ? "&grep=" : "", grep, from), *path = job_path(c->args[0], more);
         if (client_call(h, "GET", path, NULL, NULL, &r, &err) != OK) rc = cli_complain(c, CLI_UNREACHABLE, "no answer from the daemon: %s", err.text);
         else if (r.status != 200) {
             cJSON *j = NULL;
@@ -405,6 +427,7 @@ int verb_logs(struct cli *c)
         client_reply_release(&r);
         free(path);
         free(more);
+        free(from);
         free(grep);
         free(tail);
     }

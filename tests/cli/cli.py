@@ -241,6 +241,9 @@ def test_daemon_verbs(keeper):
         assert d("logs", "j1", "-f", "--tail", "2")[1] == "rank 0 step 2\nrank 0 step 3\n"
         assert d("logs", "j1", "-f")[1].count("\n") == 3
         assert d("logs", "j1", "--grep", "step 2")[1] == "rank 0 step 2\n"
+        assert d("logs", "j1", "--since", "1h") == d("logs", "j1")
+        for bad in ("yesterday", "5", "-5m", "5w", "5mm", ""):
+            assert d("logs", "j1", "--since", bad)[0] == USAGE, bad
         code, out, err = d("pause", "j2", "--wait", "--json")
         assert code == OK and json.loads(out)["state"] == "paused" and json.loads(out)["checkpoint"], (out, err)
         assert d("watch", "j2")[0] == STOPPED
