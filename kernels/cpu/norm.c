@@ -1,8 +1,8 @@
 /* norm.c - RMSNorm. The weight gradient is summed in parts of fixed row counts, then over the parts in order:
- * the same bits for any number of threads. */
+ * the same bits for any number of threads. A part adds up short chains, since q/k norm has a row for every head and token. */
 #include "kernels/cpu/isa.h"
 
-enum { PARTS_MAX = 64, PART_ROWS_MIN = 16 };
+enum { PARTS_MAX = 64, PART_ROWS_MIN = 16, CHAIN = 64 };
 
 static float sum_squares(enum dtype dt, const void *x, int64_t at, int64_t C)
 {
@@ -39,7 +39,7 @@ static int rmsnorm_fwd(struct stream *s, enum dtype dt, void *y, float *rstd, co
 }
 
 static int64_t parts_of(int64_t N) { return min64(PARTS_MAX, blocks_of(N, PART_ROWS_MIN)); }
-static size_t rmsnorm_bwd_ws(int64_t N, int64_t C) { return (size_t)parts_of(N) * (size_t)C * sizeof(float); }
+static size_t rmsnorm_bwd_ws(int64_t N, int64_t C) { return 2 * (size_t)parts_of(N) * (size_t)C * sizeof(float); }      /* sums, then chains */
 
 /* With h = x rstd:  dx = rstd (dy w - h mean(dy w h)),  dw += dy h.  One row: */
 static void row_bwd(enum dtype dt, void *dx, bool add, float *dw, const void *dy, const void *x, const void *w, float r, int64_t at, int64_t C)
@@ -80,9 +80,15 @@ static int rmsnorm_bwd(struct stream *s, enum dtype dt, void *dx, bool add, floa
     int64_t parts = parts_of(N), rows = parts ? blocks_of(N, parts) : 0;
     #pragma omp parallel for schedule(static) num_threads(cpu_threads(parts))
     for (int64_t p = 0; p < parts; p++) {
-        float *part = dw ? (float *)ws + p * C : NULL;
+        float *part = dw ? (float *)ws + p * C : NULL, *chain = dw ? (float *)ws + (parts + p) * C : NULL;
+        int64_t end = min64(N, (p + 1) * rows);
         if (part) memset(part, 0, (size_t)C * sizeof(float));
-        for (int64_t n = p * rows; n < min64(N, (p + 1) * rows); n++) row_bwd(dt, dx, add, part, dy, x, w, rstd[n], n * C, C);
+        for (int64_t n0 = p * rows; n0 < end; n0 += CHAIN) {
+            if (chain) memset(chain, 0, (size_t)C * sizeof(float));
+            for (int64_t n = n0; n < min64(end, n0 + CHAIN); n++) row_bwd(dt, dx, add, chain, dy, x, w, rstd[n], n * C, C);
+            #pragma omp simd
+            for (int64_t c = 0; c < (part ? C : 0); c++) part[c] += chain[c];
+        }
     }
     if (!dw) return OK;
     for (int64_t c0 = 0; c0 < C; c0 += BLOCK) {

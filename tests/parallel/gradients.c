@@ -210,7 +210,7 @@ static void judge(const struct config *c, int seed, const struct params *pm, con
         double n = norm(gt, t->n), S = summands(o->name, gt, c), apart = distance(gm, go, o->n), most = fmax(n, S);
         double one_off = distance(go, gt, o->n), many_off = distance(gm, gt, o->n);
         if (!(apart <= 1e-6 * most)) (void)snprintf(what, cap, "gradient of %s is off by %.2g of %.2g, summands of %.2g", o->name, apart, n, S);
-        if (getenv("RM_SHOW")) printf("%d %s norm %.3g summands %.3g apart %.2g one rank off %.2g many off %.2g\n", seed, o->name, n, S, apart / n, one_off / n, many_off / n);
+        if (getenv("RM_SHOW")) printf("%d %s norm %.3g summands %.3g apart %.3g one rank off %.2g many off %.2g\n", seed, o->name, n, S, apart / n, one_off / n, many_off / n);
         if (n == 0) continue;
         worst.tensors++;
         worst.cancelling += apart > 1e-6 * n;

@@ -16,10 +16,10 @@ POLICIES, SHAPES, LIMIT = ("none", "attention", "layer", "offload_host", "offloa
 RING = ("attn.ring", "attn.dkv", "attn.ws")
 
 
-def growing(worker, tmp, policy, U, R):
+def growing(worker, tmp, dtype, policy, U, R):
     sizes = []
     for T in (32768, 65536):
-        spec = write_spec(f"{tmp}/s.json", model=f"{tmp}/model", init="random", torch_dtype="float32", dataset=[f"{tmp}/d.jsonl"], template="chatml", max_length=T, packing=True,
+        spec = write_spec(f"{tmp}/s.json", model=f"{tmp}/model", init="random", torch_dtype=dtype, dataset=[f"{tmp}/d.jsonl"], template="chatml", max_length=T, packing=True,
                           tuner_type="full", max_steps=1, device="cpu", nproc_per_node=U * R, ulysses_size=U, ring_size=R, gradient_checkpointing=policy,
                           memory_limit_bytes=10**15, output_dir=f"{tmp}/out")
         plan = json.loads(subprocess.run([worker, "--plan", spec], capture_output=True, text=True).stdout)
@@ -33,12 +33,12 @@ def main():
     try:
         tiny_model(f"{tmp}/model", hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=16, num_key_value_heads=4, vocab_size=32768)
         tiny_data(f"{tmp}/d.jsonl")
-        for policy in POLICIES:
-            one = growing(worker, tmp, policy, 1, 1)
+        for dtype, policy in [(d, p) for d in ("float32", "bfloat16") for p in POLICIES]:
+            one = growing(worker, tmp, dtype, policy, 1, 1)
             for U, R in SHAPES:
-                share = growing(worker, tmp, policy, U, R) / one
-                print(f"{policy}: {one / 2**20:.0f} MiB on one rank, U {U} R {R} holds {share:.4f} of it", flush=True)
-                assert share <= LIMIT, (policy, U, R, share)
+                share = growing(worker, tmp, dtype, policy, U, R) / one
+                print(f"{dtype}, {policy}: {one / 2**20:.0f} MiB on one rank, U {U} R {R} holds {share:.4f} of it", flush=True)
+                assert share <= LIMIT, (dtype, policy, U, R, share)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
