@@ -49,11 +49,12 @@ static void on_closed(uv_handle_t *h)
 
 static void close_once(void *handle) { if (!uv_is_closing(handle)) uv_close(handle, on_closed); }
 
+/* The timer stays until nothing is read any more: a grandchild may hold the pipes open without end. */
 static void maybe_close(struct command *c)
 {
     if (!c->exited) return;
-    close_once(&c->timer);
     close_once(&c->process);
+    if (uv_is_closing((uv_handle_t *)&c->out) && uv_is_closing((uv_handle_t *)&c->err)) close_once(&c->timer);
 }
 
 static void on_exit_cb(uv_process_t *p, int64_t status, int sig)
@@ -70,7 +71,11 @@ static void on_alloc(uv_handle_t *h, size_t want, uv_buf_t *b) { (void)want; str
 static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *b)
 {
     struct command *c = s->data;
-    if (n < 0) { close_once(s); return; }
+    if (n < 0) {
+        close_once(s);
+        maybe_close(c);
+        return;
+    }
     if (s == (uv_stream_t *)&c->err) {
         size_t room = COMMAND_ERR_MAX - 1 - c->n_complaint, take = (size_t)n < room ? (size_t)n : room;
         memcpy(c->complaint + c->n_complaint, b->base, take);
@@ -89,12 +94,13 @@ static void end_it(struct command *c)
     if (!c->exited) (void)uv_process_kill(&c->process, SIGKILL);
     close_once(&c->out);            /* a grandchild may hold them open */
     close_once(&c->err);
+    maybe_close(c);
 }
 
 static void on_late(uv_timer_t *t)
 {
     struct command *c = t->data;
-    c->end.late = true;
+    c->end.late = !c->exited;       /* else it has answered, and only what it left behind stands in the way */
     end_it(c);
 }
 

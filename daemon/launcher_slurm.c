@@ -84,11 +84,12 @@ static void free_place(struct place *p)
     free(p);
 }
 
-/* --- the environment of Slurm's programs: ours, without what is the daemon's alone and what an enclosing batch job left --- */
+/* --- the environment of Slurm's programs: ours, without what is the daemon's alone, what an enclosing batch job left, and filters (SQUEUE_USERS …)
+ * that would make a job of ours look gone --- */
 
 static char **environment(void)
 {
-    static const char *const dropped[] = { "RINGMASTER_", "NOTIFY_SOCKET=", "WATCHDOG_", "SLURM_", "CUDA_VISIBLE_DEVICES=" };
+    static const char *const dropped[] = { "RINGMASTER_", "NOTIFY_SOCKET=", "WATCHDOG_", "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "CUDA_VISIBLE_DEVICES=" };
     extern char **environ;
     size_t n = 0, k = 0;
     while (environ[n]) n++;
@@ -127,6 +128,7 @@ static void why_not(char out[200], const struct command_end *e, const char *prog
     else if (e->too_long) (void)snprintf(out, 200, "%s wrote more than %d bytes", program, COMMAND_OUT_MAX);
     else (void)snprintf(out, 200, "%s: %.150s", program, *e->err ? e->err : "no explanation");
     for (char *p = out; *p; p++) if ((unsigned char)*p < 0x20 || *p == 0x7f) *p = ' ';
+    utf8_scrub(out);                    /* a character may be cut in two */
 }
 
 /* --- the mailbox --- */
@@ -185,12 +187,13 @@ static void take_state(struct place *p, const char *text, size_t n)
     static const struct json_limits limits = { STATE_MAX, 8, 200000 };
     struct attempt *a = p->a;
     cJSON *m = NULL;
-    int64_t beat = 0, started = 0, id = 0;
+    int64_t beat = 0, started = 0, id = 0, taken = 0;
     const char *nonce, *batch;
     if (json_parse(&m, text, n, &limits, NULL) != OK || (nonce = json_str(m, "nonce")) == NULL || strcmp(nonce, a->nonce) != 0 || !json_int(m, "beat", &beat)) {
         cJSON_Delete(m);        /* half of one over a slow file system, or somebody else's */
         return;
     }
+    if (json_int(m, "orders", &taken) && taken > p->serial && taken < INT64_C(1) << 52) p->serial = taken;      /* of a daemon before us whose clock was ahead */
     if (beat != p->beat) p->heard_ms = mono_ms();
     p->beat = beat;
     batch = json_str(m, "slurm_job");
@@ -244,8 +247,8 @@ static void mail_done(uv_work_t *w, int status)
         int64_t before = p->reader.oversized + p->reader.malformed;
         line_reader_feed(&p->reader, m->buf, m->n, on_line, a);
         attempt_bad_frames(a, p->reader.oversized + p->reader.malformed - before);
-        if (m->n == CHUNK) p->mail_ms = 0;
     }
+    p->mail_ms = m->n == CHUNK ? 0 : mono_ms() + MAIL_MS;       /* counted from here: on a slow file system judge() must find a moment without one under way */
     if (m->exit_there && a->exit == NULL && attempt_read_exit(a)) attempt_read_spool(a);
 }
 
@@ -278,7 +281,6 @@ static void tell(struct attempt *a, cJSON *msg)
     const char *t = json_str(msg, "t"), *mode = json_str(msg, "mode"), *reason = json_str(msg, "reason");
     if (p && t) {
         if (strcmp(t, "ack") == 0) (void)json_int(msg, "seq", &p->ack);
-        else if (strcmp(t, "checkpoint") == 0) p->checkpoints++;
         else if (strcmp(t, "stop") == 0 && mode) {
             (void)snprintf(p->stop_mode, sizeof p->stop_mode, "%s", mode);
             (void)snprintf(p->stop_reason, sizeof p->stop_reason, "%s", reason ? reason : "");
@@ -286,6 +288,7 @@ static void tell(struct attempt *a, cJSON *msg)
         /* an acknowledgement alone can wait for a spool that is worth cutting: each order is a file written and fsynced */
         if (strcmp(t, "ack") != 0 || mono_ms() - p->acked_ms > ACK_EVERY_MS) order(p);
         if (strcmp(t, "ack") == 0 && p->orders_new) p->acked_ms = mono_ms();
+        if (strcmp(t, "checkpoint") == 0) p->checkpoints = p->serial;      /* the keeper saves when it rises, whichever daemon asked before */
     }
     cJSON_Delete(msg);
 }
@@ -356,7 +359,7 @@ static void on_queue(void *arg, const struct command_end *e)
     for (struct job *j = d->jobs; j; j = j->next) {
         struct place *p = j->attempt && j->attempt->by == &launcher_slurm ? j->attempt->place : NULL;
         if (p == NULL) continue;
-        if (bad == 0) p->searched = true;
+        if (bad == 0 && p->sent_ms < slurm.began_ms) p->searched = true;    /* an answer to a question from before sbatch ended finds nothing it sent */
         if (p->absent < 0) p->absent = 0;
         else if (bad == 0 && p->id && p->sent_ms < slurm.began_ms) p->absent++;
     }
@@ -470,6 +473,7 @@ static void submit(struct place *p)
     if (rc == OK) p->sbatch = run(d, argv, on_submitted, p);
     else {
         (void)snprintf(p->trouble, sizeof p->trouble, "%.250s", err.text);
+        utf8_scrub(p->trouble);
         p->submit_ms = mono_ms() + SUBMIT_AGAIN_MS;
     }
     slurm_args_free(argv);
@@ -656,6 +660,7 @@ bool launcher_slurm_waits(const struct attempt *a, char *text, size_t n)
     else if (p->trouble[0]) (void)snprintf(text, n, "%.200s", p->trouble);
     else if (p->id == 0) (void)snprintf(text, n, "it is being submitted to Slurm");
     else (void)snprintf(text, n, "Slurm job %lld is %s%s%s", (long long)p->id, p->state ? p->state->name : "submitted", *p->why ? ": " : "", p->why);
+    utf8_scrub(text);
     return true;
 }
 

@@ -72,6 +72,7 @@ static void on_sent(void *arg, const struct command_end *e)
         else (void)snprintf(why, sizeof why, "%.250s", json_str(answer, "error") ? json_str(answer, "error") : "the answer is no HTTP");
     } else if (!e->late) (void)snprintf(why, sizeof why, "ringmaster-deliver failed: %.200s", e->err);
     cJSON_Delete(answer);
+    utf8_scrub(why);
     if (status >= 200 && status < 300) (void)store_exec(d->store, NULL, "UPDATE deliveries SET state='delivered',tries=tries+1,last_error=NULL WHERE id=?", "i", s->id);
     else {
         (void)store_exec(d->store, NULL, "UPDATE deliveries SET state=CASE WHEN tries+1>=? THEN 'failed' ELSE 'waiting' END,tries=tries+1,last_error=?,next_ms=? WHERE id=?", "isii", (int64_t)TRIES,
@@ -120,7 +121,6 @@ static int request_fd(const struct daemon *d, const struct due *v)
     cJSON_Delete(o);
     return fd;
 }
-
 
 static bool take_due(void *arg, struct store_row *r)
 {

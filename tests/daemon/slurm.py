@@ -235,6 +235,24 @@ def dies_after_sbatch(new, keep_waiting):
     once(d, id, 40)
 
 
+def test_a_checkpoint_is_asked_for_by_one_daemon_and_by_the_next(new):
+    s = Standin()
+    d, id = started(new, s, steps=4000)
+    d.until(id, "running")
+    asked = lambda: d.ask("GET", f"/v1/jobs/{id}/logs?rank=0&grep=asked").body.count(b"asked to save")
+    for n in (1, 2):
+        r = d.ask("POST", f"/v1/jobs/{id}/checkpoint")
+        assert r.status == 202, r
+        wait(lambda: asked() == n, lambda: f"{asked()} of {n} checkpoints")
+        if n == 1:
+            d.kill()
+            d.start()
+            d.until(id, "running")
+            wait(lambda: d.job(id)["progress"]["connected"], lambda: d.job(id))
+    d.ask("POST", f"/v1/jobs/{id}/kill")
+    d.until(id, "cancelled")
+
+
 def test_F4_dies_between_sbatch_and_the_store_and_it_waits(new):
     dies_after_sbatch(new, True)
 

@@ -48,6 +48,8 @@ def listen():
             m = json.loads(line)
             if m["t"] == "stop":
                 state["stop"] = m["mode"]
+            if m["t"] == "checkpoint":
+                os.write(1, b"asked to save\n")
             if m["t"] == "peer_lost":
                 if what != "deaf":
                     say("error", code="peer_lost", text=m["text"])
