@@ -503,6 +503,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
     return ncclSuccess;
 }
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
 ncclResult_t ncclCommRevoke(ncclComm_t c, int flags)
 {
     if (!c || !c->self || flags != 0) return fail(ncclInvalidArgument, "not a communicator, or flags that are not 0");
@@ -511,6 +512,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t c, int flags)
     c->shy = SHY_POLLS;
     return c->blocking ? ncclSuccess : ncclInProgress;
 }
+#endif
 
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
