@@ -27,6 +27,7 @@ static struct {
     int (*link)(device, unsigned, unsigned *);
     int (*link_to)(device, unsigned, struct pci *);
     int (*ancestor)(device, device, unsigned *);
+    int (*pcie_gen)(device, unsigned *), (*pcie_width)(device, unsigned *);
 } nv;
 
 static const struct { const char *name; void **to; bool needed; } functions[] = {
@@ -37,6 +38,7 @@ static const struct { const char *name; void **to; bool needed; } functions[] = 
     { "nvmlDeviceGetTemperature", (void **)&nv.temperature, false }, { "nvmlDeviceGetCurrentClocksThrottleReasons", (void **)&nv.throttle, false },
     { "nvmlDeviceGetPciInfo_v3", (void **)&nv.pci, false }, { "nvmlDeviceGetNvLinkState", (void **)&nv.link, false },
     { "nvmlDeviceGetNvLinkRemotePciInfo_v2", (void **)&nv.link_to, false }, { "nvmlDeviceGetTopologyCommonAncestor", (void **)&nv.ancestor, false },
+    { "nvmlDeviceGetMaxPcieLinkGeneration", (void **)&nv.pcie_gen, false }, { "nvmlDeviceGetMaxPcieLinkWidth", (void **)&nv.pcie_width, false },
 };
 
 int nvml_open(struct error *err)
@@ -145,4 +147,61 @@ void nvml_order(const char uuid[][64], int n, int *order)
         order[k] = best;
         used[best] = true;
     }
+}
+
+#define NVLINK_BPS 25e9         /* of one link in one direction, versions 2 to 4 */
+#define NVLINK_REACHED 0.8
+#define PCIE_REACHED 0.7
+
+/* Active links of a that end at b; of those that end at none of the n cards, which is a switch, *switched. */
+static int links_between(device a, device b, const device *all, int n, int *switched)
+{
+    struct pci at, remote;
+    unsigned active;
+    int direct = 0;
+    *switched = 0;
+    if (nv.pci == NULL || nv.link == NULL || nv.link_to == NULL) return 0;
+    for (unsigned i = 0; i < LINKS_MAX; i++) {
+        bool card = false;
+        if (nv.link(a, i, &active) != 0 || !active || nv.link_to(a, i, &remote) != 0) continue;
+        for (int k = 0; k < n; k++) {
+            if (nv.pci(all[k], &at) != 0 || remote.domain != at.domain || remote.bus != at.bus || remote.device != at.device) continue;
+            card = true;
+            direct += all[k] == b;
+        }
+        *switched += !card;
+    }
+    return direct;
+}
+
+static double pcie_Bps(device d)
+{
+    static const double lane[] = { 0, 0.25e9, 0.5e9, 0.985e9, 1.969e9, 3.938e9, 7.563e9 };
+    unsigned gen = 0, width = 0;
+    if (nv.pcie_gen == NULL || nv.pcie_width == NULL || nv.pcie_gen(d, &gen) != 0 || nv.pcie_width(d, &width) != 0 || gen > 6) return 0;
+    return lane[gen] * width * PCIE_REACHED;
+}
+
+double nvml_link_Bps(const char uuid[][64], int n, const char **how)
+{
+    enum { MOST = 64 };
+    device d[MOST];
+    double worst = INFINITY;
+    *how = "";
+    if (n < 2 || n > MOST) return 0;
+    for (int i = 0; i < n; i++)
+        if (nv.by_uuid(uuid[i], &d[i]) != 0) return 0;
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < n; b++) {
+            int from_a, from_b, direct;
+            if (a == b) continue;
+            direct = links_between(d[a], d[b], d, n, &from_a);
+            (void)links_between(d[b], d[a], d, n, &from_b);
+            int wires = direct > 0 ? direct : from_a < from_b ? from_a : from_b;
+            double pa = pcie_Bps(d[a]), pb = pcie_Bps(d[b]), bps = wires > 0 ? wires * NVLINK_BPS * NVLINK_REACHED : pa < pb ? pa : pb;
+            if (bps >= worst) continue;
+            worst = bps;
+            *how = wires > 0 ? "NVLink" : "PCIe";
+        }
+    return worst;
 }

@@ -25,5 +25,8 @@ const char *nvml_throttle_text(uint64_t reasons, char *buf, size_t size);
  * on to the nearest one left (most NVLinks, then the closest PCIe ancestor, then the lowest number). order[rank] = device. The same in every
  * process; 0, 1, 2, … where nothing is known. */
 void nvml_order(const char uuid[][64], int n, int *order);
+/* Bytes/s in one direction between those two of n devices that are wired worst, by what their wires are rated at less what transfers usually
+ * lose; *how: "NVLink" or "PCIe". 0: not known. */
+double nvml_link_Bps(const char uuid[][64], int n, const char **how);
 
 #endif

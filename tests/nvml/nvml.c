@@ -71,6 +71,24 @@ START_TEST(rank_order)
 }
 END_TEST
 
+/* The worst pair counts: what is not wired directly goes over PCIe, unless all links end at a switch. */
+START_TEST(link_speed)
+{
+    static const char uuid[4][64] = { "GPU-0", "GPU-1", "GPU-2", "GPU-3" }, pair[2][64] = { "GPU-0", "GPU-2" }, gone[2][64] = { "GPU-0", "GPU-7" };
+    static const struct { const char *how; double all, two; const char *wire; } cases[] = {
+        { NULL, 1.969e9 * 8 * 0.7, 25e9 * 0.8, "PCIe" }, { "switch", 4 * 25e9 * 0.8, 4 * 25e9 * 0.8, "NVLink" }, { "poor", 0, 0, "PCIe" },
+    };
+    const char *how;
+    open_as(cases[_i].how);
+    ck_assert_double_eq_tol(nvml_link_Bps(uuid, 4, &how), cases[_i].all, 1);
+    ck_assert_str_eq(how, cases[_i].wire);
+    ck_assert_double_eq_tol(nvml_link_Bps(pair, 2, &how), cases[_i].two, 1);
+    if (cases[_i].two > 0) ck_assert_str_eq(how, "NVLink");
+    ck_assert_double_eq(nvml_link_Bps(gone, 2, &how), 0);
+    ck_assert_double_eq(nvml_link_Bps(uuid, 1, &how), 0);
+}
+END_TEST
+
 START_TEST(a_driver_that_is_down)
 {
     struct error err;
@@ -89,6 +107,7 @@ int main(void)
     tcase_add_test(tc, readings);
     tcase_add_test(tc, what_a_card_does_not_tell_is_left_out);
     tcase_add_loop_test(tc, rank_order, 0, 6);
+    tcase_add_loop_test(tc, link_speed, 0, 3);
     tcase_add_test(tc, a_driver_that_is_down);
     suite_add_tcase(s, tc);
     SRunner *r = srunner_create(s);

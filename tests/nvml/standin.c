@@ -29,6 +29,8 @@ int nvmlDeviceGetPciInfo_v3(void *, struct pci *);
 int nvmlDeviceGetNvLinkState(void *, unsigned, unsigned *);
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *, unsigned, struct pci *);
 int nvmlDeviceGetTopologyCommonAncestor(void *, void *, unsigned *);
+int nvmlDeviceGetMaxPcieLinkGeneration(void *, unsigned *);
+int nvmlDeviceGetMaxPcieLinkWidth(void *, unsigned *);
 
 int nvmlInit_v2(void) { return mode("down") ? 9 : 0; }
 const char *nvmlErrorString(int rc) { return rc == 9 ? "Driver Not Loaded" : "Unknown Error"; }
@@ -82,3 +84,6 @@ int nvmlDeviceGetTopologyCommonAncestor(void *a, void *b, unsigned *level)
     *level = number(a) + number(b) == 3 ? 20 : 50;
     return mode("poor") || mode("switch") ? 3 : 0;
 }
+/* Card 3 sits in a narrow slot. */
+int nvmlDeviceGetMaxPcieLinkGeneration(void *d, unsigned *v) { (void)d; *v = 4; return mode("poor") ? 3 : 0; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *d, unsigned *v) { *v = number(d) == 3 ? 8 : 16; return mode("poor") ? 3 : 0; }

@@ -1,6 +1,28 @@
 #include "worker/train/job.h"
 
+#include <stdio.h>
+
+#include "worker/nvml.h"
+
 #include <string.h>
+
+struct link_speed job_link_speed(const struct spec *spec, const struct kernel_ops *ops)
+{
+    enum { MOST = 64 };
+    struct link_speed v = link_speed_assumed(spec, ops->name);
+    int n = (int)spec->nproc_per_node;
+    char uuid[MOST][64];
+    struct device_info d;
+    if (ops == kernel_ops_cpu() || spec->link_speed_gb_s > 0 || !spec->measure_links || n < 2 || n > MOST || nvml_open(NULL) != OK) return v;
+    for (int i = 0; i < n; i++) {
+        if (ops->device_info(i, &d, NULL) != OK) return v;
+        (void)snprintf(uuid[i], sizeof uuid[i], "%s", d.uuid);
+    }
+    const char *how;
+    double Bps = nvml_link_Bps((const char (*)[64])uuid, n, &how);
+    if (Bps > 0) v.link_Bps = Bps, v.how = how;
+    return v;
+}
 
 const char *job_transport(const struct kernel_ops *ops) { return ops == kernel_ops_cpu() ? "shm" : "nccl"; }
 

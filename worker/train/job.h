@@ -37,6 +37,8 @@ enum { JOB_LIBRARIES = 4 };
 /* The lines of a rank; returns how many there are. None on the CPU; the transport's line is job.transport_bytes. */
 int job_libraries(const struct kernel_ops *ops, int world, struct job_library out[JOB_LIBRARIES]);
 
+/* What auto weighs transfers against, without an exchange: given, or as NVML says that the job's GPUs are wired, or assumed. */
+struct link_speed job_link_speed(const struct spec *spec, const struct kernel_ops *ops);
 const char *job_transport(const struct kernel_ops *ops);     /* "shm" | "nccl" */
 /* Everything a rank takes, in order, from j->arenas. spec, config, ops, mesh, policy, stream and the arenas are set before. */
 int job_layout(struct job *j, struct error *err);

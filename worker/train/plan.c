@@ -63,7 +63,7 @@ static int lay_out(struct plan *p, const struct spec *spec, const struct model_c
 {
     *p = (struct plan){ .policy = policy, .world = world, .limit_bytes = limit_of(spec, ops) };
     p->ranks = xcalloc((unsigned long)world, sizeof *p->ranks);
-    struct link_speed speed = link_speed_assumed(spec, ops->name);
+    struct link_speed speed = job_link_speed(spec, ops);
     int rc = OK;
     for (int i = 0; i < world && rc == OK; i++) {
         struct job *j = &p->ranks[i];

@@ -195,13 +195,30 @@ static void show_progress(void *arg, const char *what, int64_t done, int64_t tot
         (void)fprintf(stderr, "\r%s %" PRId64 "/%" PRId64 "%s", what, done, total, done >= total ? "\n" : "");
 }
 
+/* Rank 0 reads how the GPUs are wired; all go by what it read. */
+static int agree_on_speed(struct run *r, int rank, struct link_speed *speed, struct error *err)
+{
+    char *value = NULL;
+    int rc = OK;
+    if (rank == 0) {
+        value = xasprintf("%.17g %.17g %s", speed->link_Bps, speed->attn_flops, speed->how);
+        rc = link_put(r->link, "speed", value, err);
+    } else {
+        rc = link_get(r->link, "speed", &value, (int)r->spec->stall_timeout_ms, err);
+        if (rc == OK && sscanf(value, "%lf %lf %15s", &speed->link_Bps, &speed->attn_flops, r->wired) != 3) rc = error_set(err, E_INTERNAL, "speed from rank 0: \"%s\"", value);
+        speed->how = r->wired;
+    }
+    free(value);
+    return rc;
+}
+
 /* auto's degrees, the same on all ranks, into the spec and the mesh: as a checkpoint had them, else by the speed of the links. */
 static int choose_degrees(struct run *r, int rank, int world, const char *resume, const struct model_config *config, struct error *err)
 {
     struct job *j = &r->job;
     struct spec *spec = &r->decided;
     struct mesh assumed, chosen;
-    struct link_speed speed = link_speed_assumed(spec, j->ops->name);
+    struct link_speed speed = job_link_speed(spec, j->ops);
     bool open = mesh_undecided(spec, config->H, config->Hkv);
     int U = 0, R = 0, rc = mesh_choose_at(&assumed, spec, config->H, config->Hkv, rank, &speed, err);
     if (rc == OK && assumed.world != world)
@@ -217,6 +234,7 @@ static int choose_degrees(struct run *r, int rank, int world, const char *resume
     } else {
         bool measure = spec->measure_links && spec->link_speed_gb_s <= 0 && j->ops == kernel_ops_cpu();
         if (measure) rc = links_measure(&speed, job_transport(j->ops), j->ops, r->link, rank, world, (int)spec->stall_timeout_ms, err);
+        else if (j->ops != kernel_ops_cpu()) rc = agree_on_speed(r, rank, &speed, err);
         if (rc == OK) rc = mesh_choose_at(&chosen, spec, config->H, config->Hkv, rank, &speed, err);
         spec->ulysses_size = chosen.U;
         spec->ring_size = chosen.R;

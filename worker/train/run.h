@@ -26,6 +26,7 @@ struct run {
     struct link *link;
     struct comm_world *world;
     void *device_memory, *host_memory;  /* what the arenas stand on */
+    char wired[16];             /* how the GPUs are, as rank 0 read it */
     int64_t limit_bytes;        /* what the plan was held against; 0: none */
     int64_t allocated_bytes;    /* asked of device, host and transport, together */
     struct loader *loader;
