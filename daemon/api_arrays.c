@@ -136,7 +136,7 @@ static bool check_axes(const cJSON *axes, bool random, struct problems *p, int64
         double lo = json_num(v, "min", NAN), hi = json_num(v, "max", NAN);
         if (f == NULL) problems_add(p, at, "unknown_field", "no such field of a job");
         else if (strcmp(v->string, "output_dir") == 0) problems_add(p, at, "conflict", "each member gets its own folder under the spec's output_dir");
-        else if (cJSON_IsArray(v) && cJSON_GetArraySize(v) >= 1 && cJSON_GetArraySize(v) <= MEMBERS_MAX) *product *= cJSON_GetArraySize(v);
+        else if (cJSON_IsArray(v) && cJSON_GetArraySize(v) >= 1 && cJSON_GetArraySize(v) <= MEMBERS_MAX) *product *= random ? 1 : cJSON_GetArraySize(v);
         else if (!random || !cJSON_IsObject(v)) problems_add(p, at, "wrong_type", "expected a list of 1 to %d values", MEMBERS_MAX);
         else if (!(lo < hi) || (json_bool(v, "log", false) && !(lo > 0)) || (f->type != FIELD_REAL && f->type != FIELD_INT))
             problems_add(p, at, "out_of_range", "expected {\"min\",\"max\"} with min < max (above 0 with log) for a number, or a list");
@@ -162,6 +162,8 @@ void arrays_create(struct daemon *d, struct request *q)
     else if (check_axes(axes, random != NULL, &p, &product)) {
         if (random && (!json_int(body, "count", &count) || count < 1 || count > MEMBERS_MAX)) problems_add(&p, "/count", "out_of_range", "expected 1 to %d", MEMBERS_MAX);
         if (json_get(body, "seed") && !json_int(body, "seed", &seed)) problems_add(&p, "/seed", "wrong_type", "expected a whole number");
+        if (grid && json_get(body, "count")) problems_add(&p, "/count", "conflict", "a grid has as many jobs as it has combinations; count goes with random");
+        if (grid && json_get(body, "seed")) problems_add(&p, "/seed", "conflict", "a grid draws nothing; seed goes with random");
         if (grid) count = product;
         if (grid && product > MEMBERS_MAX) problems_add(&p, "/grid", "out_of_range", "expected at most %d combinations, got %lld", MEMBERS_MAX, (long long)product);
     }

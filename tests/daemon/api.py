@@ -697,10 +697,15 @@ def test_arrays(new):
         assert d.ask("POST", f"/v1/arrays/{id}/cancel").status == 202
         for j in d.get("/v1/arrays/" + id)["jobs"]:
             d.until(j["id"], "cancelled")
+    many = list(range(1, 201))          # lists to draw from: their product is no number of jobs
+    r = d.ask("POST", "/v1/arrays", {"spec": d.spec(max_steps=1), "random": {"seed": many, "lora_rank": many, "warmup_steps": many}, "count": 1})
+    assert r.status == 201 and len(r.json["jobs"]) == 1, r
+    d.until(r.json["jobs"][0], "succeeded")
     before = len(d.get("/v1/jobs?limit=200")["items"])
     for bad, ptr in (({"spec": d.spec(), "grid": {"lerning_rate": [1]}}, "/grid/lerning_rate"), ({"spec": d.spec(), "grid": {"seed": []}}, "/grid/seed"), ({"spec": d.spec()}, "/grid"),
                      ({"spec": d.spec(), "grid": {"seed": list(range(150)), "lora_rank": [1, 2]}}, "/grid"), ({"spec": d.spec(), "grid": {"seed": [1, -1]}}, "/seed"),
-                     ({"grid": {"seed": [1]}}, "/spec"), ({"spec": d.spec(), "random": {"seed": {"min": 2, "max": 1}}, "count": 2}, "/random/seed"), ({"spec": d.spec(), "random": {"seed": [1]}}, "/count")):
+                     ({"grid": {"seed": [1]}}, "/spec"), ({"spec": d.spec(), "random": {"seed": {"min": 2, "max": 1}}, "count": 2}, "/random/seed"), ({"spec": d.spec(), "random": {"seed": [1]}}, "/count"),
+                     ({"spec": d.spec(), "grid": {"seed": [1, 2]}, "count": 3}, "/count"), ({"spec": d.spec(), "grid": {"seed": [1, 2]}, "seed": 3}, "/seed")):
         assert ptr in pointers(d.ask("POST", "/v1/arrays", bad)), bad
     assert len(d.get("/v1/jobs?limit=200")["items"]) == before
     problem(d.ask("GET", "/v1/arrays/a99"), 404)

@@ -80,10 +80,10 @@ static void weigh(struct mesh *m, const struct spec *spec, int64_t H, int64_t Hk
     if (n == 1)
         (void)snprintf(m->why, sizeof m->why, "auto: ring x %d, as %lld query and %lld key/value heads cannot be split over any factor of it", *R, (long long)H, (long long)Hkv);
     else if (*U == first)
-        (void)snprintf(m->why, sizeof m->why, "auto: %s%s, the most that %lld/%lld heads allow: %.2g %% of attention's time is waiting, %s", chosen, *U > Hkv ? " (kv heads replicated)" : "",
+        (void)snprintf(m->why, sizeof m->why, "auto: %s%s, the most that %lld/%lld heads allow: %.3g %% of attention's time is waiting, %s", chosen, *U > Hkv ? " (kv heads replicated)" : "",
                        (long long)H, (long long)Hkv, 100 * share, link);
     else
-        (void)snprintf(m->why, sizeof m->why, "auto: %s: %.2g %% of attention's time is waiting, with ulysses x %d it were %.2g %%, %s", chosen, 100 * share, first, 100 * other_share, link);
+        (void)snprintf(m->why, sizeof m->why, "auto: %s: %.3g %% of attention's time is waiting, with ulysses x %d it would be %.3g %%, %s", chosen, 100 * share, first, 100 * other_share, link);
 }
 
 /* U and R within a group of P ranks. */
