@@ -78,6 +78,41 @@ static int64_t rows_covered(struct attn_spans spans)
     return rows;
 }
 
+// One document that is no multiple of the library's block: it gets the rows that are, our kernel the fewer than 128 that follow, which see all keys.
+enum { LIBRARY_ROWS = 128 };
+struct cut { struct attn_span head, tail; struct attn_spans heads, tails; };
+
+static bool cut_document(struct cut *c, const struct attn_library *lib, struct attn_spans spans)
+{
+    if (spans.n != 1) return false;
+    struct attn_span x = spans.host[0];
+    int64_t rows = x.nq / LIBRARY_ROWS * LIBRARY_ROWS;
+    if (x.diag != 0 || x.nk != x.nq || rows == 0) return false;
+    c->head = { x.q0, rows, x.k0, rows, 0 };
+    c->tail = { x.q0 + rows, x.nq - rows, x.k0, x.nk, rows };
+    c->heads = { &c->head, NULL, 1 };           // the library reads the host's list alone
+    c->tails = { &c->tail, lib->tail, 1 };
+    return true;
+}
+
+// Whether the library takes spans whole (0 rows left), or its head (the rest in c); else false.
+static bool library_takes(struct cut *c, const struct stream *s, enum dtype dt, enum dtype dto, struct attn_shape n, struct attn_spans spans, bool merge)
+{
+    const struct attn_library *lib = s->library;
+    if (lib == NULL) return false;
+    if (lib->takes(lib, dt, dto, n, spans, merge)) {
+        c->heads = spans;
+        c->tails = { NULL, NULL, 0 };
+        return true;
+    }
+    return cut_document(c, lib, spans) && lib->takes(lib, dt, dto, n, c->heads, merge);
+}
+
+static int send_tail(struct stream *s, const struct cut *c)
+{
+    return cuda_status(s, cudaMemcpyAsync(s->library->tail, &c->tail, sizeof c->tail, cudaMemcpyHostToDevice, s->q), "attention");
+}
+
 static int attn_fwd(struct stream *s, enum dtype dt, enum dtype dto, void *o, void *lse, const void *q, const void *k, const void *v, struct attn_shape n,
                     struct attn_spans spans, bool merge, void *ws)
 {
@@ -91,8 +126,12 @@ static int attn_fwd(struct stream *s, enum dtype dt, enum dtype dto, void *o, vo
         if ((rc = cuda_status(s, e, "attn_fwd")) != OK) return rc;
     }
     if (spans.n == 0) return OK;
-    struct attn_library *lib = s->library;
-    if (lib && lib->takes(lib, dt, dto, n, spans, merge) && (rc = lib->fwd(lib, s, dto, o, (float *)lse, q, k, v, n, spans)) != E_UNSUPPORTED) return rc;
+    struct cut c;
+    if (library_takes(&c, s, dt, dto, n, spans, merge) && (rc = s->library->fwd(s->library, s, dto, o, (float *)lse, q, k, v, n, c.heads)) != E_UNSUPPORTED) {
+        if (rc != OK || c.tails.n == 0) return rc;
+        rc = send_tail(s, &c);
+        return rc == OK ? flash_fwd(s, dto, o, (float *)lse, q, k, v, n, c.tails, false, ws) : rc;
+    }
     return flash_takes(s, dt, n) ? flash_fwd(s, dto, o, (float *)lse, q, k, v, n, spans, merge, ws) : plain_fwd(s, dt, dto, o, (float *)lse, q, k, v, n, spans, merge, ws);
 }
 
@@ -113,9 +152,13 @@ static int attn_bwd(struct stream *s, enum dtype dt, void *dq, void *dk, void *d
 {
     int rc = check(s, "attn_bwd", dt, n);
     if (rc != OK || n.Tq == 0 || spans.n == 0) return rc;
-    struct attn_library *lib = s->library;
-    if (lib && lib->takes(lib, dt, DT_F32, n, spans, false) &&
-        (rc = lib->bwd(lib, s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans)) != E_UNSUPPORTED) return rc;
+    struct cut c;
+    if (library_takes(&c, s, dt, DT_F32, n, spans, false) &&
+        (rc = s->library->bwd(s->library, s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, c.heads)) != E_UNSUPPORTED) {
+        if (rc != OK || c.tails.n == 0) return rc;
+        rc = send_tail(s, &c);
+        return rc == OK ? flash_bwd(s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, c.tails, ws) : rc;
+    }
     if (flash_takes(s, dt, n)) return flash_bwd(s, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
     return plain_bwd(s, dt, (float *)dq, (float *)dk, (float *)dv, dout, q, k, v, (const float *)lse, (const float *)delta, n, spans, ws);
 }

@@ -118,7 +118,7 @@ static desc tensor(struct graph *g, int64_t id, cudnnDataType_t type, const stru
 {
     desc t = make(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR, "tensor");
     bool yes = true;
-    int64_t unique = id ? id : ID_FIRST_VIRTUAL + g->next++, align = 16;
+    int64_t unique = id ? id : ID_FIRST_VIRTUAL + g->next++, align = id == ID_LSE ? 4 : 16;      /* lse's rows begin anywhere */
     SET1(t, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
     set(g, t, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, x->size, "tensor sizes");
     set(g, t, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, x->stride, "tensor strides");
@@ -346,7 +346,8 @@ int cudnn_try(const char *device_json, bool backward, enum dtype dto, struct att
     int rc = load(err);
     if (rc != OK) return rc;
     struct graph g = { 0 };
-    struct key key = { backward, dto, mask_of(diag, n.Tk), n.Tq, n.Tk, n.Tq, n.H, n.Hkv, n.D };
+    int64_t nq = n.Tq / 128 * 128, nk = n.Tk / 128 * 128;       /* as takes() would have them */
+    struct key key = { backward, dto, mask_of(diag, nk), nq, nk, n.Tq, n.H, n.Hkv, n.D };
     bool compiled = false;
     if (backward) build_backward(&g, &key);
     else build_forward(&g, &key);
@@ -391,7 +392,7 @@ static bool takes(const struct attn_library *l, enum dtype dt, enum dtype dto, s
     const struct cudnn *c = (const struct cudnn *)l;
     if (dt != DT_BF16 || (dto != DT_BF16 && dto != DT_F32) || merge || spans.n != 1 || n.window || (n.D != 64 && n.D != 128)) return false;
     struct attn_span x = spans.host[0];
-    if (x.nq % 128 || x.nk % 128 || x.nq == 0 || x.nk == 0 || x.diag < 0 || x.diag > INT32_MAX || x.q0 % 4 || n.Tq % 4) return false;
+    if (x.nq % 128 || x.nk % 128 || x.nq == 0 || x.nk == 0 || x.diag < 0 || x.diag > INT32_MAX) return false;
     return places_of(x.nq, x.nk, n.H, n.Hkv, n.D).workspace <= c->mem_bytes;
 }
 
@@ -501,6 +502,7 @@ static void release(struct attn_library *l)
     struct cudnn *c = (struct cudnn *)l;
     for (int i = 0; i < c->n_plans; i++) graph_release(&c->plans[i].g);
     if (c->mem) (void)cudaFree(c->mem);
+    if (c->base.tail) (void)cudaFree(c->base.tail);
     if (c->handle) (void)lib.destroy(c->handle);
     free(c);
 }
@@ -510,7 +512,7 @@ struct attn_library *cudnn_open(struct stream *s, struct attn_shape n, struct er
     enum { MARGIN = 512 << 20 };            /* left free beside it, for what nobody counts */
     if (load(err) != OK) return NULL;
     struct cudnn *c = xcalloc(1, sizeof *c);
-    c->base = (struct attn_library){ .takes = takes, .fwd = forward, .bwd = backward, .release = release };
+    c->base = (struct attn_library){ .tail = NULL, .takes = takes, .fwd = forward, .bwd = backward, .release = release };
     size_t version = lib.version(), free_bytes = 0, total = 0;
     (void)snprintf(c->base.name, sizeof c->base.name, "cudnn %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
     cudnnStatus_t e = lib.create(&c->handle);
@@ -525,7 +527,8 @@ struct attn_library *cudnn_open(struct stream *s, struct attn_shape n, struct er
     /* what the plans were seen to ask for: keys and values of all query heads once more where heads share them, and a little */
     int64_t nq = (n.Tq + 127) / 128 * 128, nk = (n.Tk + 127) / 128 * 128;
     c->mem_bytes = places_of(nq, nk, n.H, n.Hkv, n.D).workspace + (n.H == n.Hkv ? 0 : 2 * (size_t)(nk * n.H * n.D) * 2) + (16 << 20);
-    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess || c->mem_bytes + MARGIN > free_bytes || cudaMalloc((void **)&c->mem, c->mem_bytes) != cudaSuccess) {
+    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess || c->mem_bytes + MARGIN > free_bytes || cudaMalloc((void **)&c->mem, c->mem_bytes) != cudaSuccess ||
+        cudaMalloc((void **)&c->base.tail, sizeof *c->base.tail) != cudaSuccess) {
         (void)cudaGetLastError();
         error_set(err, E_UNSUPPORTED, "cuDNN needs %zu MiB of memory for %lld x %lld rows, %zu are free", c->mem_bytes >> 20, (long long)n.Tq, (long long)n.Tk, free_bytes >> 20);
         goto fail;

@@ -14,6 +14,7 @@ struct attn_library {
     char name[64];              /* "cudnn 9.19.0" */
     int64_t done;               /* calls that ran in the library */
     char why[300];              /* why the last one returned E_UNSUPPORTED */
+    struct attn_span *tail;     /* device memory for one span: what the library leaves of a document (attention.cu) */
     bool (*takes)(const struct attn_library *l, enum dtype dt, enum dtype dto, struct attn_shape n, struct attn_spans spans, bool merge);
     int (*fwd)(struct attn_library *l, struct stream *s, enum dtype dto, void *o, float *lse, const void *q, const void *k, const void *v, struct attn_shape n, struct attn_spans spans);
     int (*bwd)(struct attn_library *l, struct stream *s, float *dq, float *dk, float *dv, const void *dout, const void *q, const void *k, const void *v, const float *lse,
