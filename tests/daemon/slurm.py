@@ -277,23 +277,41 @@ def test_F4_dies_before_sbatch(new):
     assert j["attempt"] == 1 and len(s.jobs()) == 1, j
 
 
-def test_the_answer_of_sbatch_is_lost(new):
-    for how in ("lost", "late"):            # it dies, or hangs, after it submitted
-        s = Standin(sbatch=how)
-        d, id = started(new, s, steps=30, flags=HASTY)
-        j = d.until(id, "succeeded")
-        assert len(s.jobs()) == 1 and j["attempt"] == 1, s.jobs()
-        once(d, id, 30)
+def the_answer_is(new, how):
+    s = Standin(sbatch=how)
+    d, id = started(new, s, steps=30, flags=HASTY)
+    j = d.until(id, "succeeded")
+    assert len(s.jobs()) == 1 and j["attempt"] == 1, s.jobs()
+    once(d, id, 30)
+
+
+def test_sbatch_dies_after_it_submitted(new):
+    the_answer_is(new, "lost")
+
+
+def test_sbatch_hangs_after_it_submitted(new):
+    the_answer_is(new, "late")
+
+
+def sbatch_is(new, how):
+    s = Standin(sbatch=how)
+    d, id = started(new, s, steps=5, flags=HASTY)
+    wait(lambda: "sbatch" in d.job(id).get("waiting", {}).get("text", ""), lambda: d.job(id))
+    s.set(sbatch=None)
+    j = d.until(id, "succeeded")
+    assert len(s.jobs()) == 1 and j["restarts"] == 0, j
 
 
 def test_sbatch_cannot_reach_slurm_for_a_while(new):
-    for how in ("unreachable", "garbage", "hang"):
-        s = Standin(sbatch=how)
-        d, id = started(new, s, steps=5, flags=HASTY)
-        wait(lambda: "sbatch" in d.job(id).get("waiting", {}).get("text", ""), lambda: d.job(id))
-        s.set(sbatch=None)
-        j = d.until(id, "succeeded")
-        assert len(s.jobs()) == 1 and j["restarts"] == 0, j
+    sbatch_is(new, "unreachable")
+
+
+def test_sbatch_answers_garbage(new):
+    sbatch_is(new, "garbage")
+
+
+def test_sbatch_hangs(new):
+    sbatch_is(new, "hang")
 
 
 def test_daemon_killed_while_it_waits_and_while_it_runs(new):
@@ -601,4 +619,4 @@ if __name__ == "__main__":
     kind = sys.argv[1] if len(sys.argv) == 2 and sys.argv[1] in ("stand-in", "real") else None
     if kind:
         del sys.argv[1]
-    main({n: f for n, f in globals().items() if kind is None or n.startswith("test_real_") == (kind == "real")}, workers=6)
+    main({n: f for n, f in globals().items() if kind is None or n.startswith("test_real_") == (kind == "real")}, workers=10)
