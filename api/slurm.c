@@ -29,6 +29,11 @@ static bool option_ok(const char *v, struct problems *p, const char *ptr)
         return false;
     }
     for (size_t i = 0; i < sizeof allowed / sizeof allowed[0] && !known; i++) known = strlen(allowed[i]) == n - 2 && strncmp(v + 2, allowed[i], n - 2) == 0;
+    bool nodes = strncmp(v, "--nodelist=", 11) == 0 || strncmp(v, "--exclude=", 10) == 0;
+    if (nodes && strchr(v, '/')) {      /* sbatch would open the file, with the daemon's rights, and quote it where it is no list */
+        problems_add(p, ptr, "out_of_range", "expected names of nodes, not a file that lists them, got \"%.60s\"", v);
+        return false;
+    }
     if (!known) problems_add(p, ptr, "unsupported", "%.*s is not among the options a job may give sbatch: they choose where and when it runs, never what runs", (int)(n < 60 ? n : 60), v);
     return known;
 }

@@ -369,7 +369,7 @@ static void poll_queue(struct daemon *d)
 {
     int64_t now = mono_ms();
     if (slurm.squeue || now < slurm.next_ms) return;
-    char *names = xstrdup("--name=");
+    char *names = xstrdup("--name=");       /* slurm_jobs is bounded so that all fit into one argument, which may have 128 KiB */
     int n = 0;
     for (struct job *j = d->jobs; j; j = j->next) {
         struct place *p = j->attempt && j->attempt->by == &launcher_slurm ? j->attempt->place : NULL;

@@ -39,7 +39,7 @@ static const struct row rows[] = {
     { "keep_events", K_INT, AT(keep_events), 1000, INT64_C(1) << 40, "1000000", "rows", "Events and audit entries kept, of each; older ones are removed." },
     { "wal_bytes", K_INT, AT(wal_bytes), 65536, INT64_C(1) << 40, "67108864", "bytes", "The database's write-ahead log is cut when it is longer." },
     { "webhook_ca", K_TEXT, AT(webhook_ca), 0, 0, "", "file", "Certificates (PEM) that webhooks over https are checked against, in the system's place." },
-    { "slurm_jobs", K_INT, AT(slurm_jobs), 1, 10000, "100", "jobs", "Batch jobs that may be with Slurm at one time (launcher slurm)." },
+    { "slurm_jobs", K_INT, AT(slurm_jobs), 1, 3000, "100", "jobs", "Batch jobs that may be with Slurm at one time (launcher slurm)." },
     { "slurm_poll_ms", K_INT, AT(slurm_poll_ms), 100, 3600000, "3000", "ms", "How often squeue is asked, once for all of them." },
     { "slurm_timeout_ms", K_INT, AT(slurm_timeout_ms), 100, 3600000, "30000", "ms", "A program of Slurm that has not answered by then is ended." },
     { "slurm_settle_ms", K_INT, AT(slurm_settle_ms), 100, 3600000, "15000", "ms", "How long after a batch job's end its keeper's files may take to arrive over the file system." },

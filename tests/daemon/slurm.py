@@ -89,14 +89,14 @@ def test_what_a_job_may_ask_of_slurm(new):
     d = new(env=s.env, **FAST)
     for field, value, at in (("slurm_options", ["--wrap=id"], "/slurm_options/0"), ("slurm_options", ["--output=/etc/x"], "/slurm_options/0"), ("slurm_options", ["--qos=a b"], "/slurm_options/0"),
                              ("slurm_options", ["--qos=$(id)"], "/slurm_options/0"), ("slurm_options", ["--qos='x'"], "/slurm_options/0"), ("slurm_options", ["-p", "x"], "/slurm_options/0"),
-                             ("slurm_options", ["--qos=a\nb"], "/slurm_options/0"), ("slurm_options", ["--requeue"], "/slurm_options/0"), ("slurm_options", ["--mem=1G"] * 33, "/slurm_options"),
+                             ("slurm_options", ["--qos=a\nb"], "/slurm_options/0"), ("slurm_options", ["--requeue"], "/slurm_options/0"), ("slurm_options", ["--nodelist=/etc/passwd"], "/slurm_options/0"), ("slurm_options", ["--qos=x", "--exclude=./x"], "/slurm_options/1"), ("slurm_options", ["--mem=1G"] * 33, "/slurm_options"),
                              ("slurm_partition", "--uid=0", "/slurm_partition"), ("slurm_partition", "a b", "/slurm_partition"), ("slurm_account", "x;y", "/slurm_account"),
                              ("slurm_partition", "", "/slurm_partition"), ("nodes", 2, "/nodes"), ("slurm_gpus_per_node", 2, "/slurm_gpus_per_node")):
         r = d.ask("POST", "/v1/jobs", d.spec(launcher="slurm", **{field: value}))
         assert r.status == 422 and r.json["errors"][0]["pointer"] == at, (field, value, r)
     r = d.ask("POST", "/v1/jobs", d.spec(slurm_partition="x"))
     assert r.status == 422 and r.json["errors"][0]["pointer"] == "/slurm_partition", r
-    id = d.submit(launcher="slurm", slurm_partition="long", slurm_account="lab-1", slurm_options=["--qos=high", "--mem=4G", "--exclusive"], time_limit_s=3600, threads_per_rank=2)
+    id = d.submit(launcher="slurm", slurm_partition="long", slurm_account="lab-1", slurm_options=["--qos=high", "--mem=4G", "--exclusive", "--nodelist=n[1-3],m2"], time_limit_s=3600, threads_per_rank=2)
     wait(lambda: s.jobs(), "not submitted")
     argv = s.jobs()[0]["argv"]
     for want in ("--partition=long", "--account=lab-1", "--qos=high", "--mem=4G", "--exclusive", "--time=64"):
