@@ -500,7 +500,10 @@ def test_data_verbs_show_nothing_a_terminal_obeys(keeper):
 def test_followed_over_a_restart(keeper):
     with Daemon(step_s="0.05") as d:
         p = subprocess.Popen([R, "submit", place(max_steps=120), "--wait", "--json"], env={**os.environ, "RINGMASTER_HOME": d.home}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(2)
+        end = time.monotonic() + 60
+        while "running" not in d("list")[1]:
+            assert time.monotonic() < end and p.poll() is None
+            time.sleep(0.1)
         port = int(d.url.rsplit(":", 1)[1])
         d.stop(kill=True)
         time.sleep(1)
