@@ -9,6 +9,7 @@ static void line(void *arg, const struct slurm_line *l)
     (*(int *)arg)++;
 }
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     int lines = 0;
