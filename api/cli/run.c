@@ -204,6 +204,16 @@ static void follow(struct run *r)
     }
 }
 
+/* A keeper that was killed leaves the ranks' control group behind, empty: its name is in the job's folder (daemon/cgroup.h). */
+static void remove_group(const struct run *r)
+{
+    char *path = xasprintf("%s/cgroup", r->dir), *group = NULL, *name;
+    size_t n;
+    if (file_read(path, 4096, &group, &n, NULL) == OK && (name = strrchr(group, '/')) != NULL && strncmp(name, "/ringmaster-", 12) == 0) (void)rmdir(group);
+    free(group);
+    free(path);
+}
+
 static void read_record(struct run *r)
 {
     int status;
@@ -211,6 +221,7 @@ static void read_record(struct run *r)
     r->sock = -1;
     if (r->keeper > 0)
         while (waitpid(r->keeper, &status, 0) < 0 && errno == EINTR) { }
+    remove_group(r);
     if (r->record) return;
     char *path = xasprintf("%s/exit.json", r->dir);
     (void)json_parse_file(&r->record, path, &json_limits_request, NULL);

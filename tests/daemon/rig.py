@@ -1,7 +1,7 @@
 """Runs ringmasterd with fake workers and asks it what a client would ask. Standard library only.
 
 usage of a test file: main(globals()) runs every function test_*(new), several at once, and prints one line each; new(**flags) is a Daemon."""
-import http.client, json, os, signal, socket, subprocess, sys, tempfile, time
+import glob, http.client, json, os, signal, socket, subprocess, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, ".."))
@@ -163,6 +163,11 @@ class Daemon:
         for p in self.leftovers():
             try:
                 os.kill(p, signal.SIGKILL)
+            except OSError:
+                pass
+        for path in glob.glob(os.path.join(self.home, "jobs", "*", "attempt-*", "cgroup")):     # of keepers killed just now
+            try:
+                os.rmdir(open(path).read())
             except OSError:
                 pass
 
