@@ -86,9 +86,10 @@ def run(mutant):
 
 def judge(program, file):
     """Empty when the program notices that something is wrong with it."""
+    part = {"CK_RUN_CASE": "attention" if file.split("_")[0].split(".")[0] in ("attention", "tile", "spans") else "local"}
     if races:
-        return "" if b"data race" in emulate(program, "0", {"CK_RUN_CASE": "attention" if "attention" in file else "local"}).stderr else "not named"
-    return "" if any(emulate(program, seed).returncode for seed in ("0", "1")) else "not noticed"
+        return "" if b"data race" in emulate(program, "0", part).stderr else "not named"
+    return "" if any(emulate(program, seed, part).returncode for seed in ("0", "1")) else "not noticed"
 
 
 def emulate(program, seed, env={}):
