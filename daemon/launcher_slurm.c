@@ -194,7 +194,8 @@ static void take_state(struct place *p, const char *text, size_t n)
         return;
     }
     if (json_int(m, "orders", &taken) && taken > p->serial && taken < INT64_C(1) << 52) p->serial = taken;      /* of a daemon before us whose clock was ahead */
-    if (beat != p->beat) p->heard_ms = mono_ms();
+    bool news = beat != p->beat;
+    if (news) p->heard_ms = mono_ms();
     p->beat = beat;
     batch = json_str(m, "slurm_job");
     if (batch && slurm_parse_id(batch, strlen(batch), &id)) take_id(p, id);     /* the one that runs, should there be two */
@@ -204,7 +205,7 @@ static void take_state(struct place *p, const char *text, size_t n)
         p->ran = true;
         attempt_hears(a, m);
     }
-    if (a->greeted) {
+    if (a->greeted && news) {           /* the same words again are no sign of life */
         cJSON_DeleteItemFromObjectCaseSensitive(m, "t");
         json_add_str(m, "t", "beats");
         attempt_hears(a, m);

@@ -410,6 +410,23 @@ def test_F56_purged_with_accounting(new):
     assert j["reason"] == "node_failed", j
 
 
+def test_a_keeper_that_says_nothing_new_shows_its_age(new):
+    s = Standin()
+    d, id = started(new, s, steps=4000)
+    d.until_step(id, 3)
+    pid = lambda: d.db("SELECT ifnull(pid,0) FROM attempts")[0][0]
+    wait(lambda: pid() > 1, "the keeper's pid is not stored")
+    keeper = pid()
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        wait(lambda: d.ranks(id)[0]["heartbeat_age_s"] > 4, lambda: d.ranks(id))
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    wait(lambda: d.ranks(id)[0]["heartbeat_age_s"] < 4, lambda: d.ranks(id))
+    d.ask("POST", f"/v1/jobs/{id}/kill")
+    d.until(id, "cancelled")
+
+
 def test_F56_gone_without_a_trace(new):
     s = Standin()
     d, id = started(new, s, steps=4000)
