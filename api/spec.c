@@ -213,6 +213,10 @@ static void check_relations(const struct spec *s, struct problems *p)
     slurm_check(s, p);
     if (s->use_galore && strcmp(s->tuner_type, "full") != 0)
         problems_add(p, "/use_galore", "conflict", "expected tuner_type full: GaLore projects gradients of whole weights");
+    if (s->zero_offload_gradients && s->use_galore)
+        problems_add(p, "/zero_offload_gradients", "conflict", "expected false with use_galore: GaLore projects whole gradients, on the device");
+    else if (s->zero_offload_gradients && s->zero_stage < 2)
+        problems_add(p, "/zero_offload_gradients", "conflict", "expected zero_stage 2 or 3, which cut gradients into shards, got %lld", (long long)s->zero_stage);
 }
 
 static void set_defaults(struct spec *s)

@@ -33,7 +33,7 @@ struct spec {
     bool use_rslora, use_dora; double lorap_lr_ratio; char *adapter;
     bool use_galore; int64_t galore_rank, galore_update_proj_gap; double galore_scale; char *galore_proj_type;
     char *device; int64_t nproc_per_node, sequence_parallel_size; char *sequence_parallel_method; int64_t ulysses_size, ring_size;
-    bool enable_sequence_overlap, measure_links; double link_speed_gb_s; int64_t exchange_limit_bytes, zero_stage; bool zero_offload_optimizer; int64_t threads_per_rank;
+    bool enable_sequence_overlap, measure_links; double link_speed_gb_s; int64_t exchange_limit_bytes, zero_stage; bool zero_offload_optimizer, zero_offload_gradients; int64_t threads_per_rank;
     char *gradient_checkpointing; char *offload_dir; int64_t memory_limit_bytes;
     int64_t eval_steps; struct strlist sample_prompts;
     char *output_dir; int64_t save_steps, save_total_limit; bool save_only_model; char *resume_from_checkpoint;

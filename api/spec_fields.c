@@ -96,6 +96,7 @@ const struct field spec_fields[] = {
     INT (exchange_limit_bytes, 0, BIG, "67108864", "bytes", "parallel", "Most a rank sends in one Ulysses exchange; longer ones go in pieces. 0: no limit.", ""),
     INT (zero_stage, 0, 3, "0", "", "parallel", "What is sharded over the ranks: 1 optimizer, 2 and gradients, 3 and weights.", "deepspeed"),
     BOOL(zero_offload_optimizer, "false", "parallel", "Keep optimizer state in host memory.", "zero2_offload_optimizer"),
+    BOOL(zero_offload_gradients, "false", "parallel", "Keep this rank's share of the gradients in host memory (zero_stage 2 and 3).", ""),
     INT (threads_per_rank, 0, 1024, "0", "threads", "parallel", "CPU threads of a rank; 0: cores / ranks.", ""),
 
     STR (gradient_checkpointing, 32, "\"auto\"", "memory", "What backward recomputes: auto, none, attention, layer, offload_host, offload_disk.", ""),

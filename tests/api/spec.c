@@ -49,6 +49,8 @@ static const struct { const char *extra, *pointer; } conflicts[] = {
     { "\"nproc_per_node\":4,\"sequence_parallel_size\":4,\"ulysses_size\":3", "/ulysses_size" },
     { "\"nproc_per_node\":4,\"sequence_parallel_size\":4,\"max_length\":4098", "/max_length" },
     { "\"use_galore\":true", "/use_galore" },
+    { "\"zero_offload_gradients\":true,\"zero_stage\":1", "/zero_offload_gradients" },
+    { "\"zero_offload_gradients\":true,\"zero_stage\":2,\"tuner_type\":\"full\",\"use_galore\":true", "/zero_offload_gradients" },
     { "\"nproc_per_node\":2,\"ring_size\":2,\"sequence_parallel_method\":\"ulysses\"", "/ring_size" },
 };
 

@@ -36,6 +36,9 @@ BUGS = [
     ("a layer's input is overwritten while it leaves", "offload", "worker/model/offload.c", "m->copies && i > 0 && i + 1 < m->c->L ? wait_for(m, (i + 1) % 2) : OK", "(void)m, (void)i, OK"),
     ("backward does not wait for a layer's input", "offload", "worker/model/offload.c", "    TRY(wait_for(m, i % 2));\n", ""),
     ("a pinned buffer is filled again before its copy ended", "disk", "worker/model/offload.c", "    TRY(m->ops->stream_wait(m->s, m->err));             /*", "    if (out) TRY(m->ops->stream_wait(m->s, m->err));    /*"),
+    ("a piece of the gradients goes home before its sums are in", "gradients", "worker/parallel/zero.c", "    if (rc == OK) rc = z->ops->event_wait(z->copies, z->reached);\n", ""),
+    ("sums are added before the piece has come", "gradients", "worker/parallel/zero.c", "int rc = z->ops->event_wait(s, z->here[u->bucket]);", "int rc = OK;"),
+    ("gradients are used before the last piece is home", "gradients", "worker/parallel/zero.c", "rc == OK ? z->ops->event_wait(s, z->left) : rc", "rc"),
     ("gradients are read on the host before they have come", "offload", "worker/train/optimizer.c",
      "        if (rc != OK) return op_status(o, s, rc, \"offloaded adamw\", err);\n        if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;\n        float", "        float"),
 ]

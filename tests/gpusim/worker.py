@@ -5,9 +5,12 @@ usage: worker.py WORKER MODULE CASE [TIMEOUT]
   one, ulysses, ring, hybrid, zero, offload, disk
               the tiny model trained: first-step gradients within 2x the error that bf16 makes on the CPU against fp32, losses with them, the same bits
               in every order of streams; each rank sends what the CPU's ranks send, and the stand-in for NCCL counts the same bytes of hops and exchanges
+  gradients   zero_offload_gradients under ZeRO 2 and 3, two micro-steps, beside the optimizer's offload and without: bit for bit the job that keeps its
+              shard on the device, in every order of streams; the device holds the shard less, as planned
   kill        kill -9 of a rank: the others leave within 15 s, told by the keeper or not, and nothing stays behind
   memory      a device that is too small is a clear refusal
   races       MODULE is the one for ThreadSanitizer: it has nothing to report, within kernels and between streams"""
+import json
 import os
 import re
 import shutil
@@ -94,6 +97,57 @@ def train_case(tmp, case):
             assert carried == counted, f"rank {r}: {counted} bytes counted, {carried} carried"
 
 
+def plan(tmp, name):
+    with open(f"{tmp}/{name}.json") as f:
+        spec = json.load(f)
+    spec["output_dir"] += "-plan"               # the other holds the run's checkpoint
+    with open(f"{tmp}/{name}.json", "w") as f:
+        json.dump(spec, f)
+    p = subprocess.run([WORKER, "--plan", f"{tmp}/{name}.json"], capture_output=True, text=True, env={**os.environ, "RINGMASTER_CUDA_MODULE": MODULE, "GPUSIM_DEVICES": "2"})
+    assert p.returncode == 0, (p.stdout, p.stderr)
+    return json.loads(p.stdout)
+
+
+def gradients_case(tmp):
+    # A small max_grad_norm: the norm, summed on the host, decides what every step does.
+    common = dict(sequence_parallel_size=2, ring_size=2, gradient_accumulation_steps=2, max_steps=2, max_grad_norm=0.05, save_only_model=False)
+
+    def result(name, ranks=2, order="lazy", **fields):
+        g, grads = trained(tmp, name, ranks, env={"GPUSIM_STREAMS": order}, **{**common, **fields})
+        p, states = plan(tmp, name), []
+        for r, want in enumerate(p["ranks"]):
+            assert want["peak_bytes"] == g.records("ready", r)[0]["allocated_bytes"] and want["categories"] == g.records("metrics", r)[-1]["memory"], (name, want)
+        folder = f"{tmp}/{name}/checkpoint-2"
+        for f in sorted(os.listdir(folder)):
+            if f.endswith(".safetensors"):
+                with open(f"{folder}/{f}", "rb") as file:
+                    states.append((f, file.read()))
+        assert len(states) > 1, os.listdir(folder)
+        return p, ([(m["loss"], m["grad_norm"]) for m in g.records("metrics")], grads, states)
+
+    def held(p, r, place):
+        return sum(b["bytes"] for b in p["ranks"][r]["buffers"] if b["place"] == place and b["name"].startswith("gradients."))
+
+    for stage, optimizer, orders in ((2, False, ["lazy", "random:1"]), (3, True, ["greedy"])):
+        name = f"z{stage}{'o' if optimizer else ''}"
+        near, want = result(name, zero_stage=stage, zero_offload_optimizer=optimizer)
+        for order in orders:
+            far, got = result(f"{name}-far-{order.replace(':', '')}", order=order, zero_stage=stage, zero_offload_optimizer=optimizer, zero_offload_gradients=True)
+            print(f"zero_stage {stage}, optimizer {'on the host' if optimizer else 'on the device'}, {order}: device {near['peak_bytes']} -> {far['peak_bytes']} bytes", flush=True)
+            for (loss, norm), (loss_near, norm_near) in zip(got[0], want[0], strict=True):     # the host sums squares in another order, in float64 too
+                assert loss == loss_near and abs(norm - norm_near) <= 1e-12 * norm_near, (got[0], want[0])
+            assert got[1] == want[1], "other gradients"
+            assert got[2] == want[2], "another checkpoint"
+        saved = []
+        for r in range(2):
+            shard = next(b["bytes"] for b in near["ranks"][r]["buffers"] if b["name"] == "gradients.shard")
+            stages = sum(b["bytes"] for b in far["ranks"][r]["buffers"] if b["place"] == "device" and re.match(r"gradients\.stage", b["name"]))
+            saved.append(shard - stages)
+            assert held(far, r, "host") == shard and held(near, r, "host") == 0
+            assert held(near, r, "device") == shard and held(far, r, "device") <= stages
+        assert min(saved) > 0 and min(saved) <= near["peak_bytes"] - far["peak_bytes"] <= max(saved), (saved, near["peak_bytes"], far["peak_bytes"])
+
+
 def kill_case(tmp):
     before = shm_names()
     for ranks, told in ((4, True), (2, False)):
@@ -140,12 +194,12 @@ def races_case(tmp):
 def main():
     case, tmp = sys.argv[3], tempfile.mkdtemp(prefix="rm-gpusim-")
     try:
-        tiny_model(f"{tmp}/model", num_hidden_layers=4 if case in ("offload", "disk") else 2)
+        tiny_model(f"{tmp}/model", num_hidden_layers={"offload": 4, "disk": 4, "gradients": 6}.get(case, 2))
         tiny_data(f"{tmp}/d.jsonl")
         if case in CASES:
             train_case(tmp, case)
         else:
-            {"kill": kill_case, "memory": memory_case, "races": races_case}[case](tmp)
+            {"gradients": gradients_case, "kill": kill_case, "memory": memory_case, "races": races_case}[case](tmp)
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 

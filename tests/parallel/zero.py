@@ -70,6 +70,10 @@ def main():
             else:                                               # per micro-step, less the padding at the end
                 assert 0 <= 2 * 3 * flat * 4 - scattered <= 2 * 3 * 256 * 4, (scattered, flat)
             assert m["memory"]["optimizer"] <= memory["optimizer"] // 4 + 4096, (m["memory"], memory)
+            if case == "offload" and stage >= 2:                # on the CPU all memory is the host's: the same bits
+                far = run(worker, tmp, f"far{stage}", 4, zero_stage=stage, zero_offload_gradients=True, ulysses_size=2, **CASES[case])
+                assert far.losses() == losses and [x["grad_norm"] for x in far.records("metrics")] == norms, (far.losses(), losses)
+                assert read_safetensors(f"{tmp}/far{stage}-dump/grads.safetensors") == first and far.records("metrics", 1)[1]["memory"] == m["memory"]
         # 4 + 4 steps, resumed with other shapes
         for name, world, fields in (("r1", 1, dict(zero_stage=0)), ("r2", 2, dict(zero_stage=1)), ("r4", 4, dict(zero_stage=3, ring_size=2))):
             if case == "lora" and world != 4:

@@ -25,25 +25,28 @@ struct bench {
     struct optimizer *o;
     struct stream *s;
     void *memory;
+    float stage[3];         /* shorter than a parameter: an update in pieces */
     float *w32;             /* what the optimizer updates */
 };
 
-static bool offloaded;          /* pretend that the device has memory of its own */
+static bool offloaded, far;     /* pretend that the device has memory of its own, and keep the optimizer or gradients out of it */
 
 /* Three parameters: a decayed one, one without decay, a LoRA B; the rest of the flat vector is padding. */
 static void bench_open(struct bench *b, enum dtype dt, int64_t lo, int64_t hi)
 {
     static struct kernel_ops device;
     device = *kernel_ops_cpu();
-    const struct kernel_ops *ops = offloaded ? &device : kernel_ops_cpu();
+    const struct kernel_ops *ops = offloaded || far ? &device : kernel_ops_cpu();
     struct error err;
-    *b = (struct bench){ .spec = { .zero_offload_optimizer = offloaded, .adam_beta1 = 0.9, .adam_beta2 = 0.95, .adam_epsilon = 1e-8, .weight_decay = 0.1, .lorap_lr_ratio = 16 } };
+    *b = (struct bench){ .spec = { .zero_offload_optimizer = offloaded, .zero_offload_gradients = far, .zero_stage = 2, .adam_beta1 = 0.9, .adam_beta2 = 0.95, .adam_epsilon = 1e-8, .weight_decay = 0.1, .lorap_lr_ratio = 16 } };
     b->v[0] = (struct param){ .name = (char *)"a", .n = 5, .at = 0, .trained = true, .decay = true, .dt = dt };
     b->v[1] = (struct param){ .name = (char *)"b", .n = 5, .at = 64, .trained = true, .decay = false, .dt = dt };
     b->v[2] = (struct param){ .name = (char *)"c", .n = 5, .at = 128, .trained = true, .decay = true, .lora = LORA_B, .dt = dt };
     b->p = (struct params){ .v = b->v, .n = 3, .dt = dt, .n_flat = N_FLAT, .n_trained = 15, .n_total = 15 };
     b->p.flat_w = calloc(N_FLAT, sizeof(float));
     b->p.flat_g = calloc(N_FLAT, sizeof(float));
+    b->p.g_stage = b->stage;
+    b->p.n_g_stage = far ? sizeof b->stage / sizeof *b->stage : 0;
     for (int k = 0; k < 3; k++)
         for (int i = 0; i < 5; i++) {
             if (dt == DT_F32) ((float *)b->p.flat_w)[64 * k + i] = start[i];
@@ -109,19 +112,23 @@ END_TEST
 /* Masters and moments on the host: the same bits, in f32 and with bf16 weights, on a shard that cuts parameters. */
 START_TEST(offload_is_the_same)
 {
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 6; k++) {          /* the optimizer on the host, gradients, both; in either type */
         struct bench here, there;
         struct error err;
-        enum dtype dt = k ? DT_BF16 : DT_F32;
-        offloaded = false;
+        enum dtype dt = k % 2 ? DT_BF16 : DT_F32;
+        double sum_here, sum_there;
         bench_open(&here, dt, 2, 66);
-        offloaded = true;
+        offloaded = k / 2 != 1;
+        far = k / 2 != 0;
         bench_open(&there, dt, 2, 66);
-        offloaded = false;
-        ck_assert(there.o->offload && !here.o->offload);
+        offloaded = far = false;
+        ck_assert(there.o->offload == (k / 2 != 1) && there.o->far_gradients == (k / 2 != 0) && !here.o->offload && !here.o->far_gradients);
         for (int t = 0; t < STEPS; t++) {
             set_gradients(&here, t, 1);
             set_gradients(&there, t, 1);
+            ck_assert_int_eq(optimizer_sumsq(here.o, here.s, &sum_here, &err), OK);
+            ck_assert_int_eq(optimizer_sumsq(there.o, there.s, &sum_there, &err), OK);
+            ck_assert(sum_here > 0 && sum_here == sum_there);
             ck_assert_int_eq(optimizer_step(here.o, here.s, 0.5f, 1e-2, &err), OK);
             ck_assert_int_eq(optimizer_step(there.o, there.s, 0.5f, 1e-2, &err), OK);
         }

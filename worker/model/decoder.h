@@ -106,7 +106,7 @@ struct model {
 int model_op(struct model *m, const char *what, int rc);
 
 /* params.c: fills m->params, the layers' links and the flat vector; takes weights and gradients. */
-int params_build(struct model *m, struct arena *device, struct arena *shared, struct error *err);
+int params_build(struct model *m, struct arena *device, struct arena *shared, struct arena *host, struct error *err);
 /* With ZeRO 2 a unit's parameters have gradients (param.g) between these two only. Units: 0 embedding, 1…L layers, L+1 norm and head. */
 int params_open_grads(struct model *m, int64_t unit);
 int params_close_grads(struct model *m, int64_t unit);

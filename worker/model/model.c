@@ -96,7 +96,7 @@ int model_new(struct model **out, const struct model_options *o, struct stream *
     m->s = s;
     m->planning = device->base == NULL;
     m->layers = xcalloc((unsigned long)m->c->L, sizeof *m->layers);
-    if ((rc = params_build(m, device, shared, err)) != OK) goto out;
+    if ((rc = params_build(m, device, shared, host, err)) != OK) goto out;
     if ((rc = choose_attention(m, device, shared, host, err)) != OK) goto out;
     layout_row(m, device, host);
     linear_layout(m, device);
@@ -339,7 +339,7 @@ int model_last_logits(struct model *m, float *logits, bool *mine, struct error *
 int model_zero_grads(struct model *m, struct error *err)
 {
     m->err = err;
-    return model_op(m, "zero", m->ops->zero(m->s, m->params.flat_g, (size_t)m->params.n_g * sizeof(float)));
+    return m->zero ? zero_clear(m->zero, m->s, err) : model_op(m, "zero", m->ops->zero(m->s, m->params.flat_g, (size_t)m->params.n_g * sizeof(float)));
 }
 
 int model_weights_changed(struct model *m, struct error *err)

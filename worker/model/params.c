@@ -196,13 +196,16 @@ static int take_shards(struct model *m, struct arena *device, struct arena *shar
     return rc;
 }
 
-/* Whole gradients, or with ZeRO 2 a shard and buckets. */
-static int take_grads(struct model *m, struct arena *device, struct arena *shared, struct error *err)
+/* Whole gradients, or with ZeRO 2 a shard and buckets. A single rank needs those only to keep gradients out of a device's memory. */
+static int take_grads(struct model *m, struct arena *device, struct arena *shared, struct arena *host, struct error *err)
 {
     struct params *p = &m->params;
+    bool away = m->spec->zero_offload_gradients;
+    if (away && m->spec->zero_stage < 2)
+        return error_set(err, E_UNSUPPORTED, "zero_offload_gradients with zero_stage %lld: gradients are in shards with 2 and 3", (long long)m->spec->zero_stage);
     p->n_g = p->n_flat;
-    if (m->spec->zero_stage < 2 || m->mesh->world == 1) {
-        p->flat_g = arena_take(device, MEM_GRADIENTS, DT_F32, p->n_flat, 0, 0, 0, "gradients");
+    if (m->spec->zero_stage < 2 || (m->mesh->world == 1 && (!away || m->ops == kernel_ops_cpu()))) {
+        p->flat_g = arena_take(away ? host : device, MEM_GRADIENTS, DT_F32, p->n_flat, 0, 0, 0, "gradients");
         return OK;
     }
     int n;
@@ -210,14 +213,17 @@ static int take_grads(struct model *m, struct arena *device, struct arena *share
     int64_t hi;
     zero_shard(m->mesh, 2, p->n_flat, &p->g_at, &hi);
     p->n_g = hi - p->g_at;
-    int rc = zero_new(&m->zero, m->ops, m->mesh, p->n_flat, units, n, device, shared, err);
-    if (rc == OK) p->flat_g = zero_gradients(m->zero);
+    int rc = zero_new(&m->zero, m->ops, m->mesh, p->n_flat, units, n, device, shared, away ? host : NULL, err);
+    if (rc == OK) {
+        p->flat_g = zero_gradients(m->zero);
+        p->g_stage = zero_largest_stage(m->zero, &p->n_g_stage);
+    }
     free(units);
     return rc;
 }
 
 /* Places: the flat vector, then the frozen tensors one by one. */
-static int place(struct model *m, struct arena *device, struct arena *shared, struct error *err)
+static int place(struct model *m, struct arena *device, struct arena *shared, struct arena *host, struct error *err)
 {
     struct params *p = &m->params;
     for (int64_t i = 0; i < p->n; i++) {
@@ -234,7 +240,7 @@ static int place(struct model *m, struct arena *device, struct arena *shared, st
     p->n_w = p->n_flat;
     if (shards) TRY(take_shards(m, device, shared, err));
     if (!shards || m->lora) p->flat_w = arena_take(device, MEM_WEIGHTS, p->dt, p->n_flat, 0, 0, 0, "weights.trained");
-    TRY(take_grads(m, device, shared, err));
+    TRY(take_grads(m, device, shared, host, err));
     for (int64_t i = 0; i < p->n; i++) {
         struct param *q = &p->v[i];
         if (q->shard_at >= 0) continue;
@@ -315,7 +321,7 @@ int params_refresh(struct model *m)
     return OK;
 }
 
-int params_build(struct model *m, struct arena *device, struct arena *shared, struct error *err)
+int params_build(struct model *m, struct arena *device, struct arena *shared, struct arena *host, struct error *err)
 {
     const struct model_config *c = m->c;
     struct params *p = &m->params;
@@ -349,7 +355,7 @@ int params_build(struct model *m, struct arena *device, struct arena *shared, st
     targets_release(t);
     lora_patterns_release(&ad.patterns);
     m->unit_first[c->L + 2] = p->n;
-    return rc == OK ? place(m, device, shared, err) : rc;
+    return rc == OK ? place(m, device, shared, host, err) : rc;
 }
 
 void params_release(struct params *p)

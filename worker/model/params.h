@@ -39,6 +39,8 @@ struct params {
     void *flat_w;               /* [n_flat] dt */
     float *flat_g;              /* [n_g] f32: elements g_at … of the vector; all of it, or with ZeRO 2 this rank's shard */
     int64_t g_at, n_g;
+    float *g_stage;             /* [n_g_stage] device memory for a piece of flat_g that lies in host memory, free between sweeps (zero_offload_gradients) */
+    int64_t n_g_stage;
     int64_t w_at, n_w;          /* the same of flat_w: a shard with ZeRO 3 when everything is trained */
 };
 

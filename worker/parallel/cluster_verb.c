@@ -10,7 +10,8 @@
 static struct workload workload_of(const struct spec *s, const struct model_config *m)
 {
     struct workload w = { .L = m->L, .C = m->C, .F = m->F, .V = m->V, .H = m->H, .Hkv = m->Hkv, .D = m->D, .T = s->max_length * s->per_device_train_batch_size,
-                          .tied = m->tied, .zero = (int)s->zero_stage, .offload_optimizer = s->zero_offload_optimizer, .grad_bytes = 4 };
+                          .tied = m->tied, .zero = (int)s->zero_stage, .offload_optimizer = s->zero_offload_optimizer,
+                          .offload_grads = s->zero_offload_gradients, .grad_bytes = 4 };
     if (strcmp(s->tuner_type, "lora") == 0)     /* all-linear: seven adapters in a layer */
         w.n_lora = s->lora_rank * w.L * (3 * (w.C + w.F) + 2 * (w.C + w.H * w.D) + 2 * (w.C + w.Hkv * w.D));
     for (int k = 0; k < RECOMPUTES; k++)

@@ -16,6 +16,13 @@ struct zero {
     float *bucket[BUCKETS_MAX];         /* in comm_memory */
     struct comm_hop *pending[BUCKETS_MAX];
     int64_t *cuts;                      /* [world+1] */
+    /* The shard is in host memory, the device has its own: */
+    bool staged;
+    float *stage[BUCKETS_MAX];          /* this rank's piece of the bucket's unit */
+    int64_t n_stage[BUCKETS_MAX];
+    int away[BUCKETS_MAX];              /* the unit whose piece is there, -1: none */
+    struct stream *copies;              /* made when first needed: not when planning */
+    struct event *reached, *left, *here[BUCKETS_MAX];   /* s has come to; all copies have been made; a piece is in its stage */
 };
 
 void zero_shard(const struct mesh *m, int stage, int64_t n, int64_t *lo, int64_t *hi)
@@ -28,22 +35,40 @@ void zero_shard(const struct mesh *m, int stage, int64_t n, int64_t *lo, int64_t
     *hi = *lo + n / m->world;
 }
 
+/* This rank's piece of the unit: elements at … of the shard. */
+static void piece(const struct zero *z, int unit, int64_t *at, int64_t *n)
+{
+    int64_t from = z->units[unit].at, to = from + z->units[unit].n;
+    if (from < z->lo) from = z->lo;
+    if (to > z->hi) to = z->hi;
+    *at = to > from ? from - z->lo : 0;
+    *n = to > from ? to - from : 0;
+}
+
 int zero_new(struct zero **out, const struct kernel_ops *ops, const struct mesh *m, int64_t n_flat, const struct zero_unit *units, int n_units,
-             struct arena *device, struct arena *shared, struct error *err)
+             struct arena *device, struct arena *shared, struct arena *host, struct error *err)
 {
     (void)err;
     struct zero *z = *out = xcalloc(1, sizeof *z);
-    *z = (struct zero){ .ops = ops, .m = m, .n_flat = n_flat, .n_units = n_units };
+    *z = (struct zero){ .ops = ops, .m = m, .n_flat = n_flat, .n_units = n_units, .staged = host && ops != kernel_ops_cpu() };
     zero_shard(m, 2, n_flat, &z->lo, &z->hi);
     z->units = xmalloc((unsigned long)n_units * sizeof *units);
     memcpy(z->units, units, (unsigned long)n_units * sizeof *units);
     z->cuts = xmalloc((unsigned long)(m->world + 1) * sizeof *z->cuts);
-    z->shard = arena_take(device, MEM_GRADIENTS, DT_F32, z->hi - z->lo, 0, 0, 0, "gradients.shard");
+    z->shard = arena_take(host ? host : device, MEM_GRADIENTS, DT_F32, z->hi - z->lo, 0, 0, 0, "gradients.shard");
     for (int b = 0; b < BUCKETS_MAX; b++) {
-        int64_t most = 0;
-        for (int i = 0; i < n_units; i++)
-            if (units[i].bucket == b && units[i].n > most) most = units[i].n;
+        int64_t most = 0, own = 0, at, n;
+        for (int i = 0; i < n_units; i++) {
+            if (units[i].bucket != b) continue;
+            if (units[i].n > most) most = units[i].n;
+            piece(z, i, &at, &n);
+            if (n > own) own = n;
+        }
+        z->away[b] = -1;
         if (most > 0) z->bucket[b] = arena_take(shared, MEM_GRADIENTS, DT_F32, most, 0, 0, 0, "gradients.bucket%d", b);
+        if (!z->staged || own == 0) continue;
+        z->n_stage[b] = own;
+        z->stage[b] = arena_take(device, MEM_GRADIENTS, DT_F32, own, 0, 0, 0, "gradients.stage%d", b);
     }
     return OK;
 }
@@ -51,6 +76,10 @@ int zero_new(struct zero **out, const struct kernel_ops *ops, const struct mesh 
 void zero_free(struct zero *z)
 {
     if (z == NULL) return;
+    for (int b = 0; b < BUCKETS_MAX; b++) z->ops->event_free(z->here[b]);
+    z->ops->event_free(z->reached);
+    z->ops->event_free(z->left);
+    if (z->copies) z->ops->stream_free(z->copies);
     free(z->units);
     free(z->cuts);
     free(z);
@@ -58,11 +87,70 @@ void zero_free(struct zero *z)
 
 float *zero_gradients(struct zero *z) { return z->shard; }
 
+float *zero_largest_stage(const struct zero *z, int64_t *n)
+{
+    int best = 0;
+    for (int b = 1; b < BUCKETS_MAX; b++)
+        if (z->n_stage[b] > z->n_stage[best]) best = b;
+    *n = z->n_stage[best];
+    return z->stage[best];
+}
+
+int zero_clear(struct zero *z, struct stream *s, struct error *err)
+{
+    size_t bytes = (size_t)(z->hi - z->lo) * sizeof *z->shard;
+    int rc;
+    if (!z->staged) return (rc = z->ops->zero(s, z->shard, bytes)) == OK ? OK : error_set(err, (enum status)rc, "zero: %s", z->ops->error(s));
+    if ((rc = z->ops->stream_wait(s, err)) == OK) memset(z->shard, 0, bytes);      /* nothing reads it any more */
+    return rc;
+}
+
+/* --- a shard on the host --- */
+
+static int open_copies(struct zero *z, struct error *err)
+{
+    if (!z->staged || z->copies) return OK;
+    int rc = z->ops->event_new(&z->reached, err);
+    if (rc == OK) rc = z->ops->event_new(&z->left, err);
+    for (int b = 0; b < BUCKETS_MAX && rc == OK; b++) rc = z->ops->event_new(&z->here[b], err);
+    return rc == OK ? z->ops->stream_new(&z->copies, true, err) : rc;
+}
+
+static int copied(struct zero *z, int rc, struct error *err)
+{
+    return rc == OK ? OK : error_set(err, (enum status)rc, "zero_offload_gradients: %s", z->ops->error(z->copies));
+}
+
+/* The unit's piece goes to its stage, behind what leaves from there: copies run in order. */
+static int bring(struct zero *z, int unit, struct error *err)
+{
+    int b = z->units[unit].bucket;
+    int64_t at, n;
+    piece(z, unit, &at, &n);
+    if (!z->staged || n == 0) return OK;
+    z->away[b] = unit;
+    int rc = z->ops->copy(z->copies, z->stage[b], z->shard + at, (size_t)n * sizeof *z->shard);
+    return copied(z, rc == OK ? z->ops->event_record(z->here[b], z->copies) : rc, err);
+}
+
+/* The piece in the stage goes home once s, which has waited for its sums, comes to this point. */
+static int take_home(struct zero *z, struct stream *s, int b, struct error *err)
+{
+    int64_t at, n;
+    if (z->away[b] < 0) return OK;
+    piece(z, z->away[b], &at, &n);
+    z->away[b] = -1;
+    int rc = z->ops->event_record(z->reached, s);
+    if (rc == OK) rc = z->ops->event_wait(z->copies, z->reached);
+    return copied(z, rc == OK ? z->ops->copy(z->copies, z->shard + at, z->stage[b], (size_t)n * sizeof *z->shard) : rc, err);
+}
+
 static int settle(struct zero *z, struct stream *s, int bucket, struct error *err)
 {
     struct comm_hop *h = z->pending[bucket];
     z->pending[bucket] = NULL;
-    return comm_hop_wait(z->m->all, s, h, err);
+    int rc = comm_hop_wait(z->m->all, s, h, err);
+    return rc == OK ? take_home(z, s, bucket, err) : rc;
 }
 
 /* The oldest first, as comm.h wants it: buckets are closed in turn, so at most a few are under way. */
@@ -72,7 +160,9 @@ int zero_open(struct zero *z, struct stream *s, int unit, float **grads, struct 
     assert(unit >= 0 && unit < z->n_units);
     *grads = z->bucket[u->bucket];
     if (u->n == 0) return OK;
-    int rc = settle(z, s, u->bucket, err);
+    int rc = open_copies(z, err);
+    if (rc == OK) rc = settle(z, s, u->bucket, err);
+    if (rc == OK) rc = bring(z, unit, err);
     if (rc == OK && (rc = z->ops->zero(s, *grads, (size_t)u->n * sizeof **grads)) != OK) rc = error_set(err, (enum status)rc, "zero: %s", z->ops->error(s));
     return rc;
 }
@@ -83,8 +173,14 @@ int zero_close(struct zero *z, struct stream *s, int unit, struct error *err)
     if (u->n == 0) return OK;
     int64_t per = z->n_flat / z->m->world, end = u->at + u->n;
     for (int p = 0; p <= z->m->world; p++) z->cuts[p] = per * p < u->at ? u->at : per * p > end ? end : per * p;
-    float *out = z->shard + (z->cuts[z->m->rank] > z->lo ? z->cuts[z->m->rank] - z->lo : 0);
+    int64_t at, n;
+    piece(z, unit, &at, &n);
+    float *out = z->staged ? z->stage[u->bucket] : z->shard + at;
     assert(z->pending[u->bucket] == NULL);
+    if (z->staged && n > 0) {
+        int rc = z->ops->event_wait(s, z->here[u->bucket]);
+        if (rc != OK) return error_set(err, (enum status)rc, "zero_offload_gradients: %s", z->ops->error(s));
+    }
     return comm_reduce_pieces_start(z->m->all, s, out, z->bucket[u->bucket], z->cuts, &z->pending[u->bucket], err);
 }
 
@@ -92,6 +188,10 @@ int zero_finish(struct zero *z, struct stream *s, struct error *err)
 {
     int rc = OK;
     for (int b = 0; b < BUCKETS_MAX && rc == OK; b++) rc = settle(z, s, b, err);
+    if (rc == OK && z->copies) {
+        rc = z->ops->event_record(z->left, z->copies);
+        rc = copied(z, rc == OK ? z->ops->event_wait(s, z->left) : rc, err);
+    }
     return rc;
 }
 
@@ -99,8 +199,9 @@ int64_t zero_sent_per_sweep(const struct zero *z)
 {
     int64_t elements = 0;
     for (int i = 0; i < z->n_units; i++) {
-        int64_t from = z->units[i].at, to = from + z->units[i].n, a = from > z->lo ? from : z->lo, b = to < z->hi ? to : z->hi;
-        elements += to - from - (b > a ? b - a : 0);
+        int64_t at, n;
+        piece(z, i, &at, &n);
+        elements += z->units[i].n - n;
     }
     return elements * (int64_t)sizeof(float);
 }

@@ -5,7 +5,9 @@
  *                                 owners' shards in the background while backward goes on
  *   stage 3   and weights         a unit's weights are gathered just before it computes, the next unit's while it computes
  * A rank's shard is an even range [lo, hi) of the flat vector of trained parameters (model/params.h). A unit is a run of neighbouring parameters
- * used together: the embedding, each layer, final norm and head. Every micro-step adds to the shard: nothing is dropped. */
+ * used together: the embedding, each layer, final norm and head. Every micro-step adds to the shard: nothing is dropped.
+ * The shard may lie in host memory (zero_offload_gradients): while a unit is computed, this rank's piece of it comes to the device, takes the
+ * sums there, and goes home while the next unit is computed. So sums are those of a shard on the device, bit for bit. */
 #ifndef RM_WORKER_PARALLEL_ZERO_H
 #define RM_WORKER_PARALLEL_ZERO_H
 
@@ -22,12 +24,17 @@ struct zero_unit {
 /* This rank's shard of a flat vector of n elements (a multiple of world): all of it at stage 0. */
 void zero_shard(const struct mesh *m, int stage, int64_t n, int64_t *lo, int64_t *hi);
 
-/* Stage 2 and up. units are copied; n_flat a multiple of world. Takes the shard of gradients from device, buckets from shared. */
+/* Stage 2 and up. units are copied; n_flat a multiple of world. Takes the shard of gradients from device, buckets from shared; with a host (NULL:
+ * without) the shard from there, and room for pieces of it from a device of its own. */
 int zero_new(struct zero **z, const struct kernel_ops *ops, const struct mesh *m, int64_t n_flat, const struct zero_unit *units, int n_units,
-             struct arena *device, struct arena *shared, struct error *err);
+             struct arena *device, struct arena *shared, struct arena *host, struct error *err);
 void zero_free(struct zero *z);
-/* f32 [hi-lo]: sums over all ranks and micro-steps once zero_finish has returned. */
+/* f32 [hi-lo], on the host when it was given: sums over all ranks and micro-steps once zero_finish has returned. */
 float *zero_gradients(struct zero *z);
+/* Device memory for n elements that is free between sweeps; 0 where the shard is on the device itself. */
+float *zero_largest_stage(const struct zero *z, int64_t *n);
+/* The shard becomes zero. */
+int zero_clear(struct zero *z, struct stream *s, struct error *err);
 /* The unit's gradients, zeroed: element `at` of the flat vector is [0]. Waits for an earlier unit of the same bucket. */
 int zero_open(struct zero *z, struct stream *s, int unit, float **grads, struct error *err);
 /* They are complete: off to their owners. */

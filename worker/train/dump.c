@@ -126,10 +126,18 @@ static int gather_grads(struct run *r, float **whole, struct error *err)
 {
     struct params *p = model_params(r->job.model);
     void *memory = NULL;
-    if (p->n_g == p->n_flat) return OK;
+    const struct job *j = &r->job;
+    bool host = j->spec->zero_offload_gradients;
+    if (j->spec->zero_stage < 2 || (j->mesh.world == 1 && (!host || j->ops == kernel_ops_cpu()))) return OK;
     int rc = run_agree(r, r->job.ops->mem_alloc(&memory, (size_t)p->n_flat * sizeof **whole, err), err);
     *whole = memory;
-    if (rc == OK) rc = comm_all_gather(r->job.mesh.all, r->job.stream, DT_F32, *whole, p->flat_g, p->n_g, err);
+    const float *mine = p->flat_g;
+    if (rc == OK && host) {                     /* through the device: a transport need not read host memory */
+        mine = *whole + p->g_at;
+        rc = j->ops->copy(j->stream, *whole + p->g_at, p->flat_g, (size_t)p->n_g * sizeof *mine);
+        if (rc != OK) return error_set(err, (enum status)rc, "gradients: %s", j->ops->error(j->stream));
+    }
+    if (rc == OK) rc = comm_all_gather(r->job.mesh.all, r->job.stream, DT_F32, *whole, mine, p->n_g, err);
     if (rc != OK) return rc;
     for (int64_t i = 0; i < p->n; i++)
         if (p->v[i].trained) p->v[i].g = *whole + p->v[i].at;

@@ -1,5 +1,6 @@
 #include "worker/train/optimizer.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum { OFFLOAD_PIECE = 1 << 22 /* elements */ };
@@ -39,9 +40,11 @@ int optimizer_new(struct optimizer **out, const struct spec *spec, const struct 
     o->v = arena_take(state, MEM_OPTIMIZER, DT_F32, o->n_state, 0, 0, 0, "optimizer.exp_avg_sq");
     o->sumsq = arena_take(device, MEM_OPTIMIZER, DT_F64, 1, 0, 0, 0, "optimizer.sumsq");
     o->offload = spec->zero_offload_optimizer && ops != kernel_ops_cpu();       /* on the CPU all memory is the host's */
-    if (!o->offload) return OK;
+    o->far_gradients = spec->zero_offload_gradients && ops != kernel_ops_cpu();
+    if (!o->offload && !o->far_gradients) return OK;
     o->host_ops = kernel_ops_cpu();
-    o->g_host = arena_take(host, MEM_OPTIMIZER, DT_F32, OFFLOAD_PIECE, 0, 0, 0, "optimizer.gradient_stage");
+    if (!o->offload) return o->host_ops->stream_new(&o->host_stream, true, err);
+    if (!o->far_gradients) o->g_host = arena_take(host, MEM_OPTIMIZER, DT_F32, OFFLOAD_PIECE, 0, 0, 0, "optimizer.gradient_stage");
     o->w_host = arena_take(host, MEM_OPTIMIZER, DT_F32, OFFLOAD_PIECE, 0, 0, 0, "optimizer.weight_stage");
     return o->host_ops->stream_new(&o->host_stream, true, err);
 }
@@ -79,7 +82,14 @@ int optimizer_start(struct optimizer *o, struct stream *s, struct error *err)
 
 int optimizer_sumsq(struct optimizer *o, struct stream *s, double *sum, struct error *err)
 {
-    int rc = o->ops->zero(s, o->sumsq, sizeof *o->sumsq);
+    int rc;
+    if (o->far_gradients) {
+        if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;        /* they are on their way */
+        *sum = 0;
+        rc = o->host_ops->sumsq(o->host_stream, sum, o->params->flat_g + (o->lo - o->params->g_at), o->hi - o->lo);
+        return rc == OK ? OK : error_set(err, (enum status)rc, "gradient norm: %s", o->host_ops->error(o->host_stream));
+    }
+    rc = o->ops->zero(s, o->sumsq, sizeof *o->sumsq);
     if (rc == OK) rc = o->ops->sumsq(s, o->sumsq, o->params->flat_g + (o->lo - o->params->g_at), o->hi - o->lo);
     if (rc != OK) return op_status(o, s, rc, "gradient norm", err);
     rc = o->ops->stream_wait(s, err);           /* first: a copy into memory that is not pinned waits without watching the peers */
@@ -96,17 +106,36 @@ static int offloaded_step(struct optimizer *o, struct stream *s, const struct op
     for (int64_t i = 0; i < r->n; i += OFFLOAD_PIECE) {
         int64_t n = r->n - i < OFFLOAD_PIECE ? r->n - i : OFFLOAD_PIECE, at = r->at + i;
         char *w = (char *)p->flat_w + (size_t)(at - p->w_at) * size;
-        int rc = o->ops->copy(s, o->g_host, p->flat_g + (at - p->g_at), (size_t)n * sizeof(float));
+        const float *g = o->far_gradients ? p->flat_g + (at - p->g_at) : o->g_host;
+        int rc = o->far_gradients ? OK : o->ops->copy(s, o->g_host, p->flat_g + (at - p->g_at), (size_t)n * sizeof(float));
         if (rc == OK && o->master == NULL) rc = o->ops->copy(s, o->w_host, w, (size_t)n * size);
         if (rc != OK) return op_status(o, s, rc, "offloaded adamw", err);
         if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;
         float *w32 = o->master ? o->master + (at - o->lo) : o->w_host;
-        rc = o->host_ops->adamw(o->host_stream, w32, o->master ? (bf16 *)(void *)o->w_host : NULL, o->m + r->state + i, o->v + r->state + i, o->g_host, n, gscale, lr,
+        rc = o->host_ops->adamw(o->host_stream, w32, o->master ? (bf16 *)(void *)o->w_host : NULL, o->m + r->state + i, o->v + r->state + i, g, n, gscale, lr,
                                 o->beta1, o->beta2, o->eps, r->decay ? o->decay : 0, o->t);
         if (rc != OK) return error_set(err, (enum status)rc, "offloaded adamw: %s", o->host_ops->error(o->host_stream));
         rc = o->ops->copy(s, w, o->w_host, (size_t)n * size);
         if (rc != OK) return op_status(o, s, rc, "offloaded adamw", err);
         if ((rc = o->ops->stream_wait(s, err)) != OK) return rc;        /* the staging is used again */
+    }
+    return OK;
+}
+
+/* One range, on the device; gradients from the host come a piece at a time. */
+static int near_step(struct optimizer *o, struct stream *s, const struct opt_range *r, float gscale, double lr, struct error *err)
+{
+    const struct params *p = o->params;
+    int64_t most = o->far_gradients ? p->n_g_stage : r->n;
+    assert(most > 0);
+    for (int64_t i = 0; i < r->n; i += most) {
+        int64_t n = r->n - i < most ? r->n - i : most, at = r->at + i;
+        float *w32 = o->master ? o->master + (at - o->lo) : (float *)p->flat_w + (at - p->w_at), *g = p->flat_g + (at - p->g_at);
+        bf16 *w16 = o->master ? (bf16 *)p->flat_w + (at - p->w_at) : NULL;
+        int rc = o->far_gradients ? o->ops->copy(s, p->g_stage, g, (size_t)n * sizeof *g) : OK;
+        if (rc == OK) rc = o->ops->adamw(s, w32, w16, o->m + r->state + i, o->v + r->state + i, o->far_gradients ? p->g_stage : g, n, gscale, lr, o->beta1, o->beta2, o->eps,
+                                         r->decay ? o->decay : 0, o->t);
+        if (rc != OK) return op_status(o, s, rc, "adamw", err);
     }
     return OK;
 }
@@ -117,16 +146,8 @@ int optimizer_step(struct optimizer *o, struct stream *s, float gscale, double l
     o->t++;
     for (int64_t i = 0; i < o->n_ranges; i++) {
         const struct opt_range *r = &o->ranges[i];
-        if (o->offload) {
-            int off = offloaded_step(o, s, r, gscale, lr * r->lr_ratio, err);
-            if (off != OK) return off;
-            continue;
-        }
-        float *w32 = o->master ? o->master + (r->at - o->lo) : (float *)p->flat_w + (r->at - p->w_at);
-        bf16 *w16 = o->master ? (bf16 *)p->flat_w + (r->at - p->w_at) : NULL;
-        int rc = o->ops->adamw(s, w32, w16, o->m + r->state, o->v + r->state, p->flat_g + (r->at - p->g_at), r->n, gscale, lr * r->lr_ratio, o->beta1, o->beta2, o->eps,
-                               r->decay ? o->decay : 0, o->t);
-        if (rc != OK) return op_status(o, s, rc, "adamw", err);
+        int rc = (o->offload ? offloaded_step : near_step)(o, s, r, gscale, lr * r->lr_ratio, err);
+        if (rc != OK) return rc;
     }
     for (int64_t k = 0; o->galore && k < o->galore->n; k++) {
         const struct param *x = &p->v[o->galore->v[k].param];

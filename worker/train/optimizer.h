@@ -36,6 +36,7 @@ struct optimizer {
     const struct kernel_ops *host_ops;
     struct stream *host_stream;
     float *g_host, *w_host;     /* [OFFLOAD_PIECE] staging; w_host holds bf16 where there are masters */
+    bool far_gradients;         /* zero_offload_gradients, likewise: flat_g is in host memory, where its squares are summed */
 };
 
 /* Takes its memory from `device`, masters and moments from `host` with zero_offload_optimizer (recording: nothing else may be called but
