@@ -110,7 +110,7 @@ def plan(tmp, name):
 
 def gradients_case(tmp):
     # A small max_grad_norm: the norm, summed on the host, decides what every step does.
-    common = dict(sequence_parallel_size=2, ring_size=2, gradient_accumulation_steps=2, max_steps=2, max_grad_norm=0.05, save_only_model=False)
+    common = dict(sequence_parallel_size=2, ring_size=2, max_length=64, gradient_accumulation_steps=2, max_steps=2, max_grad_norm=0.05, save_only_model=False)
 
     def result(name, ranks=2, order="lazy", **fields):
         g, grads = trained(tmp, name, ranks, env={"GPUSIM_STREAMS": order}, **{**common, **fields})
