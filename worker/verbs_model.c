@@ -21,8 +21,8 @@ static int complain(const struct error *err)
 
 struct option { const char *name; const char **value; };
 
-/* "--name VALUE" or "--name=VALUE" into options, the rest into place[0..n_place). */
-static int read_args(int argc, char **argv, const struct option *options, const char **place, int n_place, const char *usage)
+/* "--name VALUE" or "--name=VALUE" into options, "--json" into *json, the rest into place[0..n_place). */
+static int read_args(int argc, char **argv, const struct option *options, const char **place, int n_place, bool *json, const char *usage)
 {
     int n = 0;
     for (int i = 1; i < argc; i++) {
@@ -33,6 +33,7 @@ static int read_args(int argc, char **argv, const struct option *options, const 
             place[n++] = argv[i];
             continue;
         }
+        if (strcmp(argv[i], "--json") == 0) { *json = true; continue; }
         while (o->name && (strlen(o->name) != len - 2 || strncmp(argv[i] + 2, o->name, len - 2) != 0)) o++;
         if (!o->name || (argv[i][len] != '=' && i + 1 == argc)) { n = -1; break; }
         *o->value = argv[i][len] == '=' ? argv[i] + len + 1 : argv[++i];
@@ -50,16 +51,6 @@ static bool read_number(const char *text, double min, double max, const char *na
     if (end != text && !*end && *out >= min && *out <= max) return true;
     print_line(stderr, "ringmaster: --%s %s: expected a number from %g to %g", name, text, min, max);
     return false;
-}
-
-/* Takes --json out of argv. */
-static bool take_json(int *argc, char **argv)
-{
-    int n = 0, before = *argc;
-    for (int i = 0; i < before; i++)
-        if (i == 0 || strcmp(argv[i], "--json") != 0) argv[n++] = argv[i];
-    *argc = n;
-    return n != before;
 }
 
 /* One more member; bytes that are no UTF-8 are spelled out, as people see them. */
@@ -80,11 +71,11 @@ static void print_json(cJSON *o)
 
 int verb_merge(int argc, char **argv)
 {
-    bool json = take_json(&argc, argv);
+    bool json = false;
     const char *base = NULL, *place[2];
     const struct option options[] = { { "base", &base }, { NULL, NULL } };
     struct error err = { 0 };
-    if (read_args(argc, argv, options, place, 2, "merge ADAPTER OUTPUT [--base MODEL] [--json]") != OK) return 2;
+    if (read_args(argc, argv, options, place, 2, &json, "merge ADAPTER OUTPUT [--base MODEL] [--json]") != OK) return 2;
     if (merge_adapter(base, place[0], place[1], &err) != OK) return complain(&err);
     if (json) {
         cJSON *o = cJSON_CreateObject();
@@ -230,13 +221,13 @@ static struct ids stop_ids(const struct sample *s)
 
 int verb_sample(int argc, char **argv)
 {
-    bool json = take_json(&argc, argv);
+    bool json = false;
     const char *base = NULL, *prompt = NULL, *max_text = NULL, *temperature_text = NULL, *seed_text = NULL, *device = "cpu", *dir;
     const struct option options[] = { { "base", &base }, { "prompt", &prompt }, { "max_new_tokens", &max_text }, { "temperature", &temperature_text }, { "seed", &seed_text },
                                       { "device", &device }, { NULL, NULL } };
     double max_new = 64, temperature = 0, seed = 42;
     struct error err = { 0 };
-    if (read_args(argc, argv, options, &dir, 1, "sample CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda] [--json]") != OK) return 2;
+    if (read_args(argc, argv, options, &dir, 1, &json, "sample CHECKPOINT --prompt TEXT [--base MODEL] [--max_new_tokens N] [--temperature T] [--seed N] [--device cpu|cuda] [--json]") != OK) return 2;
     if (!read_number(max_text, 1, 1e6, "max_new_tokens", &max_new) || !read_number(temperature_text, 0, 100, "temperature", &temperature)
         || !read_number(seed_text, 0, 9007199254740991.0, "seed", &seed)) return 2;
     struct sample s = { .ops = strcmp(device, "cuda") == 0 ? kernel_ops_cuda(&err) : kernel_ops_cpu() };

@@ -95,6 +95,7 @@ with tempfile.TemporaryDirectory() as tmp:
     check(rc == 0 and adapted != first, f"an adapter changes the text: {rc} {adapted!r} {err}")
     said = json.loads(worker(*say, "--json")[1])
     check(said["prompt"] + said["text"] + "\n" == first and 0 < said["tokens"] <= 8, f"as JSON: {said}")
+    check(worker("--sample", model, "--prompt", "--json", "--max_new_tokens", "2")[1].startswith("--json"), "a prompt may be --json")
     check(json.loads(worker("--merge", "--json", adapter, merged + "-too")[1]) == {"output": merged + "-too"}, "merge as JSON")
     check(worker("--merge", adapter, merged)[0] == 0 and worker("--sample", merged, *say[2:])[1] == adapted, "the merged model says what the adapter says")
     for bad, word in ((["--sample", model], "--prompt"), (["--sample", tmp, "--prompt", "x"], "config.json"), (say[:-1] + ["0"], "max_new_tokens"), (["--sample"], "usage")):
