@@ -32,6 +32,15 @@ const struct slurm_state *slurm_state_find(const char *name, size_t n)
     return NULL;
 }
 
+static const struct slurm_state unknown = { "unknown", SLURM_UNKNOWN, NULL, false };
+
+static bool is_word(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((s[i] < 'A' || s[i] > 'Z') && s[i] != '_') return false;
+    return n > 0;
+}
+
 static bool number(const char *s, size_t n, int64_t *out)
 {
     if (n == 0 || n > 18) return false;
@@ -72,10 +81,13 @@ int slurm_parse_queue(const char *out, size_t n, void (*line)(void *arg, const s
         size_t len = nl ? (size_t)(nl - out) : n, part[4];
         struct slurm_line l = { 0 };
         if (len > 0) {
-            bool ok = len <= LINE_MAX_BYTES && split(out, len, at, part, 4) && number(at[0], part[0], &l.id) && (l.state = slurm_state_find(at[1], part[1])) != NULL && part[2] < sizeof l.comment;
+            bool ok = len <= LINE_MAX_BYTES && split(out, len, at, part, 4) && number(at[0], part[0], &l.id) && is_word(at[1], part[1]) && part[2] < sizeof l.comment;
             if (ok) {
                 copy_text(l.comment, sizeof l.comment, at[2], part[2]);
-                copy_text(l.why, sizeof l.why, at[3], part[3]);
+                l.state = slurm_state_find(at[1], part[1]);
+                int says = l.state ? 3 : 1;
+                if (l.state == NULL) l.state = &unknown;
+                copy_text(l.why, sizeof l.why, at[says], part[says]);
                 line(arg, &l);
             } else bad++;
         }

@@ -6,7 +6,7 @@
 
 #include "api/spec.h"
 
-enum slurm_phase { SLURM_PENDING, SLURM_ALIVE, SLURM_ENDED };
+enum slurm_phase { SLURM_PENDING, SLURM_ALIVE, SLURM_ENDED, SLURM_UNKNOWN };
 struct slurm_state {
     const char *name;               /* as squeue and sacct write it */
     enum slurm_phase phase;
@@ -18,7 +18,8 @@ const struct slurm_state *slurm_state_find(const char *name, size_t n);     /* N
 struct slurm_line { int64_t id; const struct slurm_state *state; char comment[80], why[80]; };
 
 #define SLURM_QUEUE_FORMAT "--format=%i|%T|%k|%r"
-/* Answer of squeue: calls line for each line that is one, returns how many are none. */
+/* Answer of squeue: calls line for each line that is one, returns how many are none. A state's word we do not know is that job's alone: state
+ * "unknown" of SLURM_UNKNOWN, why: the word. */
 int slurm_parse_queue(const char *out, size_t n, void (*line)(void *arg, const struct slurm_line *l), void *arg);
 #define SLURM_ACCT_FORMAT "--format=JobIDRaw,JobName,State,ExitCode"
 /* Answer of sacct --parsable2 about job id: its state, if it is there under this name; else NULL. */

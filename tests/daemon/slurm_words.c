@@ -38,11 +38,18 @@ START_TEST(queue_lines)
     ck_assert_str_eq(got[0].why, "Resources");
     ck_assert_str_eq(got[2].why, "a|b?[2J");            /* nothing of it steers a terminal */
     static const char *const bad[] = { "x", "1", "1|RUNNING", "1|RUNNING|c", "|RUNNING|c|r", "0|RUNNING|c|r", "-1|RUNNING|c|r", "+1|RUNNING|c|r", " 1|RUNNING|c|r", "1_3|RUNNING|c|r", "1234567890123456789|RUNNING|c|r",
-                                       "1|running|c|r", "1||c|r", "1|RUNNINGX|c|r", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" };
+                                       "1|running|c|r", "1||c|r", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ck_assert_msg(parse(bad[i], strlen(bad[i])) == 1, "%s", bad[i]);
         ck_assert_int_eq(n_got, 0);
     }
+    static const char newer[] = "1|RUNNING|c|r\n2|DREAMING|d|r\n3|PENDING|e|r\n";     /* of a Slurm to come: the others are known all the same */
+    ck_assert_int_eq(parse(newer, sizeof newer - 1), 0);
+    ck_assert_int_eq(n_got, 3);
+    ck_assert_int_eq(got[1].state->phase, SLURM_UNKNOWN);
+    ck_assert_str_eq(got[1].state->name, "unknown");
+    ck_assert_str_eq(got[1].why, "DREAMING");
+    ck_assert_int_eq(got[2].state->phase, SLURM_PENDING);
     char *lng = xmalloc(5000);
     memset(lng, 'a', 5000);
     memcpy(lng, "1|RUNNING|", 10);
