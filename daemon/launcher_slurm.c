@@ -45,7 +45,7 @@ struct place {
     struct attempt *a;          /* NULL: let go; freed when nothing is under way */
     struct mail mail;
     struct command *sbatch, *scancel, *sacct;
-    int64_t id;                 /* of the batch job; 0: none known */
+    int64_t id, acct_id;        /* of the batch job; 0: none known. acct_id: that sacct is asked about */
     char name[64], comment[80];
     bool searched;              /* squeue was asked for the name since this daemon started, or there is nothing to find */
     bool ran;                   /* was seen running */
@@ -178,6 +178,10 @@ static void take_id(struct place *p, int64_t id)
     struct attempt *a = p->a;
     if (id == p->id) return;
     p->id = id;
+    p->state = NULL;                    /* what was heard is of the other batch job */
+    p->why[0] = '\0';
+    p->ended_ms = p->absent = 0;
+    p->forgotten = false;
     if (store_exec(a->d->store, NULL, "UPDATE attempts SET slurm_job=? WHERE job=? AND n=?", "iii", id, a->j->row.id, a->n) != OK)
         log_line("warning", "j%lld: its Slurm job %lld is not stored yet; it is found by its name", (long long)a->j->row.id, (long long)id);
 }
@@ -391,6 +395,7 @@ static void on_acct(void *arg, const struct command_end *e)
     struct place *p = arg;
     char code[16];
     p->sacct = NULL;
+    if (p->acct_id != p->id) return;
     const struct slurm_state *s = !e->late && !e->too_long && e->code == 0 && e->signal == 0 ? slurm_parse_acct(e->out, e->n_out, p->id, p->name, code) : NULL;
     if (s) note(p, s, code);
     else p->forgotten = true;           /* squeue does not list it, and there is no accounting that knows it */
@@ -403,6 +408,7 @@ static void ask_acct(struct place *p)
     int64_t now = mono_ms();
     if (p->sacct || now < p->acct_ms) return;
     p->acct_ms = now + d->set.slurm_settle_ms;
+    p->acct_id = p->id;
     (void)snprintf(jobs, sizeof jobs, "--jobs=%lld", (long long)p->id);
     char *argv[] = { "sacct", "--noheader", "--parsable2", "--allocations", jobs, SLURM_ACCT_FORMAT, NULL };
     p->sacct = run(d, argv, on_acct, p);
@@ -552,7 +558,7 @@ static void judge(struct place *p)
     if (p->mail.busy) return;           /* what it brings may say otherwise; and the last order must get out */
     bool ended = p->state && p->state->phase == SLURM_ENDED && p->ended_ms;
     bool silent = now - p->heard_ms > (p->ran || a->greeted ? settle : settle / 4);
-    if (p->again && p->state->phase == SLURM_PENDING) scancel(p, p->id);       /* a second run of one attempt is never wanted; the claim would end it too */
+    if (p->again && p->state && p->state->phase == SLURM_PENDING) scancel(p, p->id);       /* a second run of one attempt is never wanted; the claim would end it too */
     if (ended && now - p->ended_ms > (p->ran || a->greeted ? settle : settle / 4) && silent) end_without_record(p, p->state->reason);
     else if (!ended && p->absent >= ABSENT_TIMES) {
         ask_acct(p);
