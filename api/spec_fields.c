@@ -91,7 +91,7 @@ const struct field spec_fields[] = {
     INT (ulysses_size, 0, 4096, "0", "ranks", "parallel", "Ulysses degree (heads are split); 0 chooses.", ""),
     INT (ring_size, 0, 4096, "0", "ranks", "parallel", "Ring degree (tokens stay split, keys and values travel); 0 chooses.", "cp_size|context_parallel_size"),
     BOOL(enable_sequence_overlap, "true", "parallel", "Send the next ring block while the current one is computed.", ""),
-    BOOL(measure_links, "true", "parallel", "auto measures the speed between CPU ranks, and reads how GPUs are wired; false: it assumes one.", ""),
+    BOOL(measure_links, "true", "parallel", "auto measures the speed between CPU ranks (not when deterministic), and reads how GPUs are wired; false: it assumes one.", ""),
     REAL(link_speed_gb_s, 0, 1e6, "0", "GB/s", "parallel", "Speed between two ranks in one direction, for auto; 0: measured or assumed.", ""),
     INT (exchange_limit_bytes, 0, BIG, "67108864", "bytes", "parallel", "Most a rank sends in one Ulysses exchange; longer ones go in pieces. 0: no limit.", ""),
     INT (zero_stage, 0, 3, "0", "", "parallel", "What is sharded over the ranks: 1 optimizer, 2 and gradients, 3 and weights.", "deepspeed"),

@@ -13,7 +13,7 @@ struct mesh {
     struct comm *all, *sp, *ring, *uly, *dpg;   /* NULL until mesh_connect */
 };
 
-/* What auto weighs transfers against. how: "measured", "given", "assumed". */
+/* What auto weighs transfers against. how: "measured", "given", "assumed", "assumed: deterministic", "NVLink", "PCIe". */
 struct link_speed { double link_Bps, attn_flops; const char *how; };
 /* From link_speed_gb_s, else a figure for the kind of device ("cpu", "cuda"). */
 struct link_speed link_speed_assumed(const struct spec *spec, const char *device);

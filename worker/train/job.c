@@ -13,6 +13,7 @@ struct link_speed job_link_speed(const struct spec *spec, const struct kernel_op
     int n = (int)spec->nproc_per_node;
     char uuid[MOST][64];
     struct device_info d;
+    if (ops == kernel_ops_cpu() && spec->link_speed_gb_s <= 0 && spec->measure_links && spec->deterministic) v.how = "assumed: deterministic";
     if (ops == kernel_ops_cpu() || spec->link_speed_gb_s > 0 || !spec->measure_links || n < 2 || n > MOST || nvml_open(NULL) != OK) return v;
     for (int i = 0; i < n; i++) {
         if (ops->device_info(i, &d, NULL) != OK) return v;

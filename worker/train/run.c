@@ -232,7 +232,7 @@ static int choose_degrees(struct run *r, int rank, int world, const char *resume
         rc = mesh_choose(&chosen, spec, config->H, config->Hkv, rank, err);
         (void)snprintf(chosen.why, sizeof chosen.why, "auto: ulysses x %d, ring x %d, as in the checkpoint", U, R);
     } else {
-        bool measure = spec->measure_links && spec->link_speed_gb_s <= 0 && j->ops == kernel_ops_cpu();
+        bool measure = spec->measure_links && !spec->deterministic && spec->link_speed_gb_s <= 0 && j->ops == kernel_ops_cpu();     /* no two measurements are equal */
         if (measure) rc = links_measure(&speed, job_transport(j->ops), j->ops, r->link, rank, world, (int)spec->stall_timeout_ms, err);
         else if (j->ops != kernel_ops_cpu()) rc = agree_on_speed(r, rank, &speed, err);
         if (rc == OK) rc = mesh_choose_at(&chosen, spec, config->H, config->Hkv, rank, &speed, err);
