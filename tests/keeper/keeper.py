@@ -35,6 +35,7 @@ def test_closed_descriptors(keeper):
 
 def test_files_are_private(keeper):
     k = keeper(max_steps=200).attach()
+    k.until(is_step(0, 1))              # the socket is there before the ranks' logs
     assert stat.S_IMODE(os.stat(k.dir).st_mode) == 0o700
     for name in ("keeper.sock", "spool", "rank-0.log"):
         assert stat.S_IMODE(os.stat(os.path.join(k.dir, name)).st_mode) & 0o077 == 0, name
