@@ -118,7 +118,7 @@ static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *r
     return fd;
 }
 
-/* The byte of a log (old: of the one before its rotation) from which all was printed since `ms`; up to a second more. 0: from its
+/* The byte of a log (old: of the one before its rotation) from which all was printed since `ms`; up to a second, or 16 bytes, more. 0: from its
  * start. *whole: all of it is younger. Without its file of times nothing is left out. */
 static int64_t byte_since(struct daemon *d, int64_t id, int64_t attempt, const char *rank, bool old, int64_t ms, bool *whole)
 {

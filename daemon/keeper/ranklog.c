@@ -25,6 +25,7 @@ static void reopen(struct ranklog *g)
     free(times);
     g->fd = open(g->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     g->size = g->fd >= 0 && fstat(g->fd, &st) == 0 ? (int64_t)st.st_size : 0;
+    if (g->times_fd >= 0 && g->size == 0) (void)!ftruncate(g->times_fd, 0);     /* of a log that is gone */
 }
 
 void ranklog_open(struct ranklog *g, const char *dir, int rank, int64_t limit)
@@ -69,8 +70,10 @@ static void note_time(struct ranklog *g)
     struct timespec t;
     (void)clock_gettime(CLOCK_REALTIME, &t);
     struct ranklog_time e = { (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000, g->size };
-    if (g->noted_ms > 0 && e.ms >= g->noted_ms && e.ms - g->noted_ms < NOTE_MS) return;
-    if (write(g->times_fd, &e, sizeof e) == (ssize_t)sizeof e) g->noted_ms = e.ms;
+    if (g->noted_ms > 0 && ((e.ms >= g->noted_ms && e.ms - g->noted_ms < NOTE_MS) || e.offset - g->noted_at < (int64_t)sizeof e)) return;
+    if (write(g->times_fd, &e, sizeof e) != (ssize_t)sizeof e) return;
+    g->noted_ms = e.ms;
+    g->noted_at = e.offset;
 }
 
 void ranklog_write(struct ranklog *g, const char *data, size_t n)
@@ -78,7 +81,7 @@ void ranklog_write(struct ranklog *g, const char *data, size_t n)
     keep_tail(g, data, n);
     if (g->size >= g->limit && g->fd >= 0) rotate(g);
     if (g->fd < 0) reopen(g);
-    if (g->times_fd >= 0) note_time(g);
+    if (g->fd >= 0 && g->times_fd >= 0) note_time(g);
     while (n > 0 && g->fd >= 0) {
         ssize_t w = write(g->fd, data, n);
         if (w < 0 && errno == EINTR) continue;
