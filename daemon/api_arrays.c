@@ -110,13 +110,17 @@ static void set(cJSON *spec, const char *field, cJSON *value)
     (void)cJSON_AddItemToObject(spec, field, value);
 }
 
-/* Value of a field for member i of a random sample: {"min","max","log":bool,"integer":bool} or a list to choose from. */
+/* Value of a field for member i of a random sample: {"min","max","log":bool} or a list to choose from. Whole numbers: each from min to max alike,
+ * with log each k by log((k + 1) / k). */
 static cJSON *sample(const cJSON *how, uint64_t *rng, const struct field *f)
 {
     double u = uniform(rng), lo = json_num(how, "min", 0), hi = json_num(how, "max", 1);
     if (cJSON_IsArray(how)) return cJSON_Duplicate(cJSON_GetArrayItem(how, (int)(u * cJSON_GetArraySize(how))), true);
-    double v = json_bool(how, "log", false) ? exp(log(lo) + u * (log(hi) - log(lo))) : lo + u * (hi - lo);
-    if (f->type == FIELD_INT) v = floor(v + 0.5);
+    double end = hi;
+    if (f->type == FIELD_INT) lo = ceil(lo), hi = floor(hi), end = hi + 1;
+    double v = json_bool(how, "log", false) ? exp(log(lo) + u * (log(end) - log(lo))) : lo + u * (end - lo);
+    if (f->type == FIELD_INT) v = floor(v);
+    v = fmin(fmax(v, lo), hi);          /* rounding may step over an end */
     cJSON *holder = cJSON_CreateObject();
     json_add_num(holder, "v", v);
     cJSON *out = cJSON_DetachItemFromObject(holder, "v");
@@ -138,6 +142,7 @@ static bool check_axes(const cJSON *axes, bool random, struct problems *p, int64
         else if (strcmp(v->string, "output_dir") == 0) problems_add(p, at, "conflict", "each member gets its own folder under the spec's output_dir");
         else if (cJSON_IsArray(v) && cJSON_GetArraySize(v) >= 1 && cJSON_GetArraySize(v) <= MEMBERS_MAX) *product *= random ? 1 : cJSON_GetArraySize(v);
         else if (!random || !cJSON_IsObject(v)) problems_add(p, at, "wrong_type", "expected a list of 1 to %d values", MEMBERS_MAX);
+        else if (lo < hi && f->type == FIELD_INT && ceil(lo) > floor(hi)) problems_add(p, at, "out_of_range", "expected a whole number from \"min\" to \"max\"");
         else if (!(lo < hi) || (json_bool(v, "log", false) && !(lo > 0)) || (f->type != FIELD_REAL && f->type != FIELD_INT))
             problems_add(p, at, "out_of_range", "expected {\"min\",\"max\"} with min < max (above 0 with log) for a number, or a list");
         if (++n > FIELDS_MAX || *product > 1000000) { problems_add(p, at, "out_of_range", "too many fields or values"); break; }

@@ -697,6 +697,18 @@ def test_arrays(new):
         assert d.ask("POST", f"/v1/arrays/{id}/cancel").status == 202
         for j in d.get("/v1/arrays/" + id)["jobs"]:
             d.until(j["id"], "cancelled")
+    draws = {"spec": d.spec(max_steps=1), "random": {"seed": {"min": 1, "max": 3}}, "count": 24, "seed": 5}    # whole numbers: the ends as often as the middle
+    r = d.ask("POST", "/v1/arrays", draws)
+    state, expected = 5, []
+    for _ in range(24):                 # splitmix64
+        state = state + 0x9E3779B97F4A7C15 & 2**64 - 1
+        z = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & 2**64 - 1
+        expected.append(1 + int(((z ^ z >> 31) >> 11) / 2**53 * 3))
+    got = {j["id"]: j["values"]["seed"] for j in d.get("/v1/arrays/" + r.json["id"])["jobs"]}
+    assert [got[j] for j in r.json["jobs"]] == expected and len(set(expected)) == 3, (got, expected)
+    for j in r.json["jobs"]:
+        d.until(j, "succeeded")
     many = list(range(1, 201))          # lists to draw from: their product is no number of jobs
     r = d.ask("POST", "/v1/arrays", {"spec": d.spec(max_steps=1), "random": {"seed": many, "lora_rank": many, "warmup_steps": many}, "count": 1})
     assert r.status == 201 and len(r.json["jobs"]) == 1, r
@@ -704,7 +716,8 @@ def test_arrays(new):
     before = len(d.get("/v1/jobs?limit=200")["items"])
     for bad, ptr in (({"spec": d.spec(), "grid": {"lerning_rate": [1]}}, "/grid/lerning_rate"), ({"spec": d.spec(), "grid": {"seed": []}}, "/grid/seed"), ({"spec": d.spec()}, "/grid"),
                      ({"spec": d.spec(), "grid": {"seed": list(range(150)), "lora_rank": [1, 2]}}, "/grid"), ({"spec": d.spec(), "grid": {"seed": [1, -1]}}, "/seed"),
-                     ({"grid": {"seed": [1]}}, "/spec"), ({"spec": d.spec(), "random": {"seed": {"min": 2, "max": 1}}, "count": 2}, "/random/seed"), ({"spec": d.spec(), "random": {"seed": [1]}}, "/count"),
+                     ({"grid": {"seed": [1]}}, "/spec"), ({"spec": d.spec(), "random": {"seed": {"min": 2, "max": 1}}, "count": 2}, "/random/seed"),
+                     ({"spec": d.spec(), "random": {"seed": {"min": 1.2, "max": 1.8}}, "count": 2}, "/random/seed"), ({"spec": d.spec(), "random": {"seed": [1]}}, "/count"),
                      ({"spec": d.spec(), "grid": {"seed": [1, 2]}, "count": 3}, "/count"), ({"spec": d.spec(), "grid": {"seed": [1, 2]}, "seed": 3}, "/seed")):
         assert ptr in pointers(d.ask("POST", "/v1/arrays", bad)), bad
     assert len(d.get("/v1/jobs?limit=200")["items"]) == before
