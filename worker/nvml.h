@@ -22,8 +22,8 @@ void nvml_add(cJSON *o, const char *prefix, const struct gpu_reading *r);
 const char *nvml_throttle_text(uint64_t reasons, char *buf, size_t size);
 
 /* Order in which n devices are to be given to ranks 0, 1, …, so that neighbours in the ring are wired as closely as can be: from device 0 always
- * on to the nearest one left (most NVLinks, then the closest PCIe ancestor, then the lowest number). order[rank] = device. The same in every
- * process; 0, 1, 2, … where nothing is known. */
+ * on to the nearest one left (most NVLinks, then the closest PCIe ancestor, then the lowest number). order[rank] = device. 0, 1, 2, … where
+ * nothing is known, which may be so in one process and not in another: rank 0 asks, and tells the others. */
 void nvml_order(const char uuid[][64], int n, int *order);
 /* Bytes/s in one direction between those two of n devices that are wired worst, by what their wires are rated at less what transfers usually
  * lose; *how: "NVLink" or "PCIe". 0: not known. */

@@ -245,6 +245,34 @@ static int choose_degrees(struct run *r, int rank, int world, const char *resume
     return rc;
 }
 
+/* Rank 0 says which device each rank takes: what NVML says to one process it may refuse another, and no two ranks may take the same. */
+static int agree_on_devices(struct run *r, int rank, bool known, int n, const char uuid[][64], int *order, struct error *err)
+{
+    char *value = NULL, *at;
+    uint64_t seen = 0;
+    int rc;
+    if (rank != 0) rc = link_get(r->link, "devices", &value, (int)r->spec->stall_timeout_ms, err);
+    else {
+        for (int i = 0; i < n; i++) order[i] = i;
+        if (known) nvml_order(uuid, n, order);
+        value = xstrdup("");
+        for (int i = 0; i < n; i++) {
+            char *longer = xasprintf("%s%d ", value, order[i]);
+            free(value);
+            value = longer;
+        }
+        rc = link_put(r->link, "devices", value, err);
+    }
+    at = value;
+    for (int i = 0; i < n && rc == OK; i++) {
+        order[i] = (int)strtol(at, &at, 10);
+        if (*at != ' ' || order[i] < 0 || order[i] >= n || seen >> order[i] & 1) rc = error_set(err, E_INTERNAL, "devices from rank 0: \"%s\"", value);
+        else seen |= UINT64_C(1) << order[i];
+    }
+    free(value);
+    return rc;
+}
+
 /* A rank's device: the one of its number on this machine, in the order in which neighbours are wired most closely. */
 static int open_device(struct run *r, int rank, struct error *err)
 {
@@ -253,16 +281,15 @@ static int open_device(struct run *r, int rank, struct error *err)
     int n = (int)r->spec->nproc_per_node, at = rank % n, order[MOST];
     struct device_info d;
     if (ops == kernel_ops_cpu()) return ops->device_open(0, err);
-    if (n <= MOST && nvml_open(NULL) == OK) {
+    if (n <= MOST) {
         char uuid[MOST][64];
-        bool all = true;
+        bool all = nvml_open(NULL) == OK;
         for (int i = 0; i < n && all; i++)
             if ((all = ops->device_info(i, &d, NULL) == OK)) (void)snprintf(uuid[i], sizeof uuid[i], "%s", d.uuid);
-        if (all) {
-            nvml_order((const char (*)[64])uuid, n, order);
-            (void)snprintf(r->gpu, sizeof r->gpu, "%s", uuid[order[at]]);
-            at = order[at];
-        }
+        int rc = agree_on_devices(r, rank, all, n, (const char (*)[64])uuid, order, err);
+        if (rc != OK) return rc;
+        if (all) (void)snprintf(r->gpu, sizeof r->gpu, "%s", uuid[order[at]]);
+        at = order[at];
     }
     return ops->device_open(at, err);
 }
