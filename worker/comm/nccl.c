@@ -51,6 +51,7 @@ struct team {                           /* one communicator */
     ncclComm_t comm;
     int *ranks, n;
     void *registered;
+    struct error why;                   /* code other than OK: it could not be made, and there is no comm */
     struct team *next;
 };
 
@@ -600,6 +601,8 @@ static int nccl_group(struct comm *c, struct error *err)
     if (nc->over) return lose(nc, &nc->why, err);
     for (struct team *t = nc->teams; t; t = t->next)
         if (t->n == c->n && memcmp(t->ranks, c->ranks, sizeof *t->ranks * (unsigned long)t->n) == 0) {
+            if (t->why.code != OK && err) *err = t->why;
+            if (t->why.code != OK) return t->why.code;
             c->priv = t;
             return OK;
         }
@@ -623,6 +626,12 @@ static int nccl_group(struct comm *c, struct error *err)
     if (rc == OK && c->w->memory) {
         r = ncclCommRegister(t->comm, c->w->memory, (size_t)c->w->shared_bytes, &t->registered);
         if (r != ncclSuccess) rc = taken(nc, t, r, nc->deadline_ms, "registering the exchange memory", err);
+    }
+    if (rc != OK && !nc->over) {                /* the key is used up: a second group of these ranks gets the same answer, not this communicator */
+        error_set(&t->why, rc, "nccl: no communicator of ranks %d .. %d: %.300s", t->ranks[0], t->ranks[t->n - 1], err ? err->text : "invalid argument");
+        if (t->comm) (void)ncclCommAbort(t->comm);
+        t->comm = NULL;
+        return rc;
     }
     c->priv = t;
     return rc;
@@ -673,6 +682,7 @@ static void leave(struct nccl *nc)
     bool idle = nc->s.q && cudaStreamQuery(nc->s.q) == cudaSuccess;
     double until = now_s() + LEAVE_MS / 1e3;
     for (struct team *t = nc->teams; t && idle && !nc->over; t = t->next) {
+        if (t->comm == NULL) continue;
         if (t->registered) (void)ncclCommDeregister(t->comm, t->registered);
         t->registered = NULL;
         ncclResult_t r = ncclCommFinalize(t->comm);
