@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What NVML says arrives where people look: in each record, as an event when a card is slowed down, in --devices; and nowhere without the library.
+The order that it gives to GPUs is the same for all ranks, also where it fails in rank 0 alone.
 The GPUs are simulated (tests/gpusim), the library is the stand-in.   usage: records.py WORKER MODULE FOLDER_OF_THE_STAND_IN"""
 import json
 import os
@@ -36,6 +37,17 @@ try:
             assert all(d["power_w"] == 651.5 and d["sm_clock_mhz"] == 1755 for d in devices), devices
         else:
             assert not slow and not [k for m in records for k in m if k.startswith("gpu_")] and not [k for d in devices for k in d if k == "power_w"], (records, devices)
+    with open(f"{tmp}/worker", "w") as f:       # rank 0 may have an NVML of its own
+        f.write('#!/bin/sh\n[ "$2" = 0 ] && NVML_STANDIN=$OF_RANK_0\nexec "$WORKER" "$@"\n')
+    os.chmod(f"{tmp}/worker", 0o755)
+    for mode, cards in (("last", [0.40, 0.42, 0.41, 0.43]), ("down", [None, 0.41, 0.42, 0.43])):      # utilization names the card; neighbours are wired 0 - 2 - 1 - 3
+        env = {**with_nvml, "GPUSIM_DEVICES": "4", "NVML_STANDIN": "last", "OF_RANK_0": mode, "WORKER": worker}
+        spec = write_spec(f"{tmp}/{mode}.json", model=f"{tmp}/model", init="random", torch_dtype="bfloat16", dataset=[f"{tmp}/d.jsonl"], template="chatml", max_length=64, packing=True,
+                          tuner_type="lora", max_steps=1, nproc_per_node=4, threads_per_rank=1, save_only_model=True, output_dir=f"{tmp}/{mode}", device="cuda")
+        g = Gang(f"{tmp}/worker", spec, 4, timeout=120, env=env).run()
+        assert g.codes == [0] * 4, (g.codes, g.stderr)
+        seen = [g.records("metrics", rank)[0].get("gpu_utilization") for rank in range(4)]
+        assert seen == cards, (mode, seen)
 finally:
     shutil.rmtree(tmp, ignore_errors=True)
 print("ok")

@@ -1,5 +1,6 @@
 /* standin.c - a libnvidia-ml.so.1 that returns known values, for nvml.c (the test). NVML_STANDIN: unset four cards in two NVLinked pairs 0-2 and
- * 1-3, the pairs joined by 2-1; "switch": every link ends at a switch; "down": the driver does not start; "poor": most functions fail; "any": every UUID is card 1. */
+ * 1-3, the pairs joined by 2-1; "switch": every link ends at a switch; "down": the driver does not start; "poor": most functions fail; "any": every UUID is card 1;
+ * "last": a UUID's last digit is its card. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,11 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **d)
 {
     if (mode("any")) {
         *d = (void *)(size_t)2;
+        return 0;
+    }
+    if (mode("last") && *uuid) uuid += strlen(uuid) - 1;
+    if (mode("last") && *uuid >= '0' && *uuid <= '3') {
+        *d = (void *)(size_t)(*uuid - '0' + 1);
         return 0;
     }
     if (strncmp(uuid, "GPU-", 4) != 0 || uuid[4] < '0' || uuid[4] > '3') return 6;
