@@ -531,6 +531,22 @@ def test_F57_the_batch_job_ends_but_its_ranks_go_on(new):
     once(d, id, 100)
 
 
+def test_a_state_of_a_newer_slurm_is_that_jobs_alone(new):
+    s = Standin()
+    d, id = started(new, s, steps=300)
+    other = d.submit(launcher="slurm", max_steps=300)
+    d.until_step(id, 2), d.until_step(other, 2)
+    path = f"{s.d}/jobs/{batch(d, id)}.json"
+    j = json.load(open(path))
+    json.dump({**j, "state": "DREAMING"}, open(path + ".x", "w"))
+    os.rename(path + ".x", path)
+    wait(lambda: d.job(id)["slurm"]["state"] == "unknown", lambda: d.job(id))
+    assert d.job(id)["slurm"]["why"] == "DREAMING" and d.job(other)["slurm"]["state"] == "RUNNING" and d.job(other)["slurm"]["trouble"] == "", d.job(other)
+    assert d.job(id)["state"] == d.job(other)["state"] == "running"
+    d.until(id, "succeeded"), d.until(other, "succeeded")
+    assert d.job(id)["attempt"] == d.job(other)["attempt"] == 1
+
+
 def test_two_submissions_of_one_attempt_run_once(new):
     s = Standin()
     d, id = started(new, s, steps=60)
