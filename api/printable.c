@@ -1,6 +1,5 @@
 #include "api/printable.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,15 +25,21 @@ char *printable(const char *s, size_t n, bool body)
     return out;
 }
 
+char *printable_v(const char *fmt, va_list ap)
+{
+    char *raw = NULL;
+    if (vasprintf(&raw, fmt, ap) < 0) abort();
+    char *line = printable(raw, strlen(raw), false);
+    free(raw);
+    return line;
+}
+
 void print_line(FILE *to, const char *fmt, ...)
 {
     va_list ap;
-    char *raw = NULL;
     va_start(ap, fmt);
-    if (vasprintf(&raw, fmt, ap) < 0) abort();
+    char *line = printable_v(fmt, ap);
     va_end(ap);
-    char *line = printable(raw, strlen(raw), false);
     (void)fprintf(to, "%s\n", line);
     free(line);
-    free(raw);
 }

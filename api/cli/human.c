@@ -113,16 +113,13 @@ void progress_show(struct progress *p, bool force, const char *fmt, ...)
 
 void progress_note(struct progress *p, const char *fmt, ...)
 {
-    char *raw = NULL;
     wipe(p);
     va_list ap;
     va_start(ap, fmt);
-    if (vasprintf(&raw, fmt, ap) < 0) abort();
+    char *line = printable_v(fmt, ap);
     va_end(ap);
-    char *line = printable(raw, strlen(raw), false);
     (void)fprintf(stderr, "%s\n", line);
     free(line);
-    free(raw);
 }
 
 void progress_clear(struct progress *p) { wipe(p); }

@@ -115,14 +115,11 @@ enum { N_FLAGS = sizeof flags / sizeof flags[0] };
 int cli_complain(const struct cli *c, int code, const char *fmt, ...)
 {
     va_list ap;
-    char *raw = NULL;
     va_start(ap, fmt);
-    if (vasprintf(&raw, fmt, ap) < 0) abort();
+    char *line = printable_v(fmt, ap);
     va_end(ap);
-    char *line = printable(raw, strlen(raw), false);
     (void)fprintf(stderr, "ringmaster%s%s: %s\n", c->verb ? " " : "", c->verb ? c->verb->name : "", line);
     free(line);
-    free(raw);
     return code;
 }
 
