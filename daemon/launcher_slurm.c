@@ -50,7 +50,6 @@ struct place {
     bool searched;              /* squeue was asked for the name since this daemon started, or there is nothing to find */
     bool ran;                   /* was seen running */
     bool again;                 /* was queued anew after it ran: somebody requeued it */
-    bool refused;
     const struct slurm_state *state;
     char why[80], trouble[300];
     int absent;                 /* clean answers without it in a row */
@@ -65,13 +64,15 @@ struct place {
 
 static struct {                 /* one question for all our jobs */
     struct command *squeue;
-    int64_t next_ms, began_ms, failing_ms, answered_ms;
+    int64_t next_ms, began_ms, failing_ms;
     char trouble[200];
     int works;                  /* mails under way */
-    int found;
 } slurm;
 
 static char *const no_env[] = { NULL };
+
+/* NULL: not ours, or it was never made. */
+static struct place *place_of(const struct attempt *a) { return a && a->by == &launcher_slurm ? a->place : NULL; }
 
 static void free_place(struct place *p)
 {
@@ -318,7 +319,7 @@ static void on_queue_line(void *arg, const struct slurm_line *l)
 {
     struct daemon *d = arg;
     for (struct job *j = d->jobs; j; j = j->next) {
-        struct place *p = j->attempt && j->attempt->by == &launcher_slurm ? j->attempt->place : NULL;
+        struct place *p = place_of(j->attempt);
         if (p == NULL || strcmp(p->comment, l->comment) != 0) continue;
         if (p->id == 0) {
             take_id(p, l->id);
@@ -360,9 +361,8 @@ static void on_queue(void *arg, const struct command_end *e)
         log_line("info", "Slurm answers again after %.0f s", (double)(mono_ms() - slurm.failing_ms) / 1000);
         slurm.failing_ms = 0;
     }
-    slurm.answered_ms = mono_ms();
     for (struct job *j = d->jobs; j; j = j->next) {
-        struct place *p = j->attempt && j->attempt->by == &launcher_slurm ? j->attempt->place : NULL;
+        struct place *p = place_of(j->attempt);
         if (p == NULL) continue;
         if (bad == 0 && p->sent_ms < slurm.began_ms) p->searched = true;    /* an answer to a question from before sbatch ended finds nothing it sent */
         if (p->absent < 0) p->absent = 0;
@@ -377,7 +377,7 @@ static void poll_queue(struct daemon *d)
     char *names = xstrdup("--name=");       /* slurm_jobs is bounded so that all fit into one argument, which may have 128 KiB */
     int n = 0;
     for (struct job *j = d->jobs; j; j = j->next) {
-        struct place *p = j->attempt && j->attempt->by == &launcher_slurm ? j->attempt->place : NULL;
+        struct place *p = place_of(j->attempt);
         if (p == NULL) continue;
         char *longer = xasprintf("%s%s%s", names, n++ ? "," : "", p->name);
         free(names);
@@ -459,7 +459,6 @@ static void on_submitted(void *arg, const struct command_end *e)
     (void)snprintf(p->trouble, sizeof p->trouble, "%s", why);
     if (!e->late && e->signal == 0 && e->code != 0 && !slurm_unreachable(e->err)) {
         a->exit = attempt_verdict(a, "failed", "slurm_refused", "%.300s", why);
-        p->refused = true;
         return;
     }
     p->searched = false;                /* it may have come through all the same: looked for before it is sent again */
@@ -661,7 +660,7 @@ static void live_json(struct attempt *a, cJSON *o)
 
 bool launcher_slurm_waits(const struct attempt *a, char *text, size_t n)
 {
-    const struct place *p = a->by == &launcher_slurm ? a->place : NULL;
+    const struct place *p = place_of(a);
     if (p == NULL || a->greeted || a->j->row.state != JOB_STARTING) return false;
     if (slurm.failing_ms) (void)snprintf(text, n, "Slurm does not answer for %.0f s, the job's state is unknown: %.120s", (double)(mono_ms() - slurm.failing_ms) / 1000, slurm.trouble);
     else if (p->trouble[0]) (void)snprintf(text, n, "%.200s", p->trouble);
