@@ -165,9 +165,7 @@ static void take_record(struct attempt *a, cJSON *msg)
     const cJSON *m = json_get(msg, "m");
     a->d->records++;
     if (!json_int(msg, "seq", &seq) || seq < 1 || !json_int(msg, "rank", &rank) || rank < -1 || rank >= a->n_ranks || !cJSON_IsObject(m)) {
-        a->bad_frames++;
-        a->d->bad_frames++;
-        a->dirty = true;
+        attempt_bad_frames(a, 1);
         return;
     }
     if (seq <= a->seen_seq) return;         /* a repeat after a reconnect, or a step backward: harmless */
@@ -752,13 +750,6 @@ void attempt_live_json(struct attempt *a, cJSON *o)
         if (a->rank[0].latest && json_number(json_get(a->rank[0].latest, shown[i]), &v)) json_add_num(p, shown[i], v);
     }
     if (a->by->live_json) a->by->live_json(a, o);
-    char wait[240];
-    if (launcher_slurm_waits(a, wait, sizeof wait)) {
-        cJSON *w = cJSON_AddObjectToObject(o, "waiting");
-        json_add_str(w, "reason", "slurm");
-        json_add_str(w, "text", wait);
-        json_add_int(w, "position", 0);
-    }
     cJSON_DeleteItemFromObjectCaseSensitive(o, "run_ms");
     json_add_int(o, "run_ms", a->j->row.run_ms + mono_ms() - a->begun_mono_ms);
     cJSON_DeleteItemFromObjectCaseSensitive(o, "step");

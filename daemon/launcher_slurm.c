@@ -643,6 +643,18 @@ static void drop(struct attempt *a)
 
 static void more(struct attempt *a) { (void)a; }
 
+bool launcher_slurm_waits(const struct attempt *a, char *text, size_t n)
+{
+    const struct place *p = place_of(a);
+    if (p == NULL || a->greeted || a->j->row.state != JOB_STARTING) return false;
+    if (slurm.failing_ms) (void)snprintf(text, n, "Slurm does not answer for %.0f s, the job's state is unknown: %.120s", (double)(mono_ms() - slurm.failing_ms) / 1000, slurm.trouble);
+    else if (p->trouble[0]) (void)snprintf(text, n, "%.200s", p->trouble);
+    else if (p->id == 0) (void)snprintf(text, n, "it is being submitted to Slurm");
+    else (void)snprintf(text, n, "Slurm job %lld is %s%s%s", (long long)p->id, p->state ? p->state->name : "submitted", *p->why ? ": " : "", p->why);
+    utf8_scrub(text);
+    return true;
+}
+
 static void live_json(struct attempt *a, cJSON *o)
 {
     struct place *p = a->place;
@@ -656,18 +668,12 @@ static void live_json(struct attempt *a, cJSON *o)
     json_add_str(s, "state", slurm.failing_ms ? "unknown" : p->state ? p->state->name : NULL);
     json_add_str(s, "why", p->why);
     json_add_str(s, "trouble", slurm.failing_ms ? slurm.trouble : p->trouble);
-}
-
-bool launcher_slurm_waits(const struct attempt *a, char *text, size_t n)
-{
-    const struct place *p = place_of(a);
-    if (p == NULL || a->greeted || a->j->row.state != JOB_STARTING) return false;
-    if (slurm.failing_ms) (void)snprintf(text, n, "Slurm does not answer for %.0f s, the job's state is unknown: %.120s", (double)(mono_ms() - slurm.failing_ms) / 1000, slurm.trouble);
-    else if (p->trouble[0]) (void)snprintf(text, n, "%.200s", p->trouble);
-    else if (p->id == 0) (void)snprintf(text, n, "it is being submitted to Slurm");
-    else (void)snprintf(text, n, "Slurm job %lld is %s%s%s", (long long)p->id, p->state ? p->state->name : "submitted", *p->why ? ": " : "", p->why);
-    utf8_scrub(text);
-    return true;
+    char text[240];
+    if (!launcher_slurm_waits(a, text, sizeof text)) return;
+    cJSON *w = cJSON_AddObjectToObject(o, "waiting");
+    json_add_str(w, "reason", "slurm");
+    json_add_str(w, "text", text);
+    json_add_int(w, "position", 0);
 }
 
 bool launcher_slurm_there(const char **missing)
