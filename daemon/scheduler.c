@@ -182,41 +182,32 @@ void schedule(struct daemon *d)
     free(q);
 }
 
+static void add_waiting(cJSON *list, const struct job *j, int position, const char *reason, const char *text)
+{
+    cJSON *o = cJSON_CreateObject();
+    char id[24];
+    (void)snprintf(id, sizeof id, "j%lld", (long long)j->row.id);
+    json_add_str(o, "id", id);
+    json_add_str(o, "name", j->row.name);
+    json_add_int(o, "position", position);
+    json_add_int(o, "priority", j->row.priority);
+    json_add_int(o, "ranks", j->spec.nproc_per_node);
+    json_add_str(o, "device", j->gpu ? "cuda" : "cpu");
+    json_add_str(o, "reason", reason);
+    json_add_str(o, "text", text);
+    (void)cJSON_AddItemToArray(list, o);
+}
+
 cJSON *queue_json(struct daemon *d)
 {
     struct job **q;
     cJSON *list = cJSON_CreateArray();
+    char text[240];
     int n = queued(d, &q);
-    for (int i = 0; i < n; i++) {
-        cJSON *o = cJSON_CreateObject();
-        char id[24];
-        (void)snprintf(id, sizeof id, "j%lld", (long long)q[i]->row.id);
-        json_add_str(o, "id", id);
-        json_add_str(o, "name", q[i]->row.name);
-        json_add_int(o, "position", i + 1);
-        json_add_int(o, "priority", q[i]->row.priority);
-        json_add_int(o, "ranks", q[i]->spec.nproc_per_node);
-        json_add_str(o, "device", q[i]->gpu ? "cuda" : "cpu");
-        json_add_str(o, "reason", q[i]->wait_code ? q[i]->wait_code : "scheduling");
-        json_add_str(o, "text", q[i]->wait_text);
-        (void)cJSON_AddItemToArray(list, o);
-    }
+    for (int i = 0; i < n; i++) add_waiting(list, q[i], i + 1, q[i]->wait_code ? q[i]->wait_code : "scheduling", q[i]->wait_text);
     free(q);
-    for (struct job *j = d->jobs; j; j = j->next) {     /* behind ours: what waits in Slurm's queue */
-        char id[24], text[240];
-        if (j->attempt == NULL || !launcher_slurm_waits(j->attempt, text, sizeof text)) continue;
-        cJSON *o = cJSON_CreateObject();
-        (void)snprintf(id, sizeof id, "j%lld", (long long)j->row.id);
-        json_add_str(o, "id", id);
-        json_add_str(o, "name", j->row.name);
-        json_add_int(o, "position", ++n);
-        json_add_int(o, "priority", j->row.priority);
-        json_add_int(o, "ranks", j->spec.nproc_per_node);
-        json_add_str(o, "device", j->gpu ? "cuda" : "cpu");
-        json_add_str(o, "reason", "slurm");
-        json_add_str(o, "text", text);
-        (void)cJSON_AddItemToArray(list, o);
-    }
+    for (struct job *j = d->jobs; j; j = j->next)       /* behind ours: what waits in Slurm's queue */
+        if (j->attempt && launcher_slurm_waits(j->attempt, text, sizeof text)) add_waiting(list, j, ++n, "slurm", text);
     return list;
 }
 
