@@ -378,6 +378,14 @@ cJSON *spec_json(const struct spec *s)
     return o;
 }
 
+char *spec_line(const struct spec *s)
+{
+    cJSON *o = spec_json(s);
+    char *text = json_line(o);
+    cJSON_Delete(o);
+    return text;
+}
+
 static cJSON *schema_type(const char *type, bool nullable)
 {
     if (!nullable) return cJSON_CreateString(type);

@@ -75,6 +75,7 @@ int spec_from_json(struct spec *s, const cJSON *json, struct problems *p);
 int spec_read(struct spec *s, const char *path, struct problems *p);
 /* All fields, defaults included, in table order: the normal form that is stored and shown. */
 cJSON *spec_json(const struct spec *s);
+char *spec_line(const struct spec *s);          /* the same as one line; the caller frees */
 void spec_release(struct spec *s);
 /* JSON Schema 2020-12 of a spec, with x-unit, x-group, x-order for the form. */
 cJSON *spec_schema(void);

@@ -216,9 +216,7 @@ void arrays_create(struct daemon *d, struct request *q)
     request_hold(q);
     int n = a->n;
     for (int i = 0; i < n; i++) {
-        cJSON *o = spec_json(&a->m[i].spec);
-        char *text = json_line(o);
-        cJSON_Delete(o);
+        char *text = spec_line(&a->m[i].spec);
         int rc = planner_ask(d, ASK_PLAN, text, planned, &a->m[i], &err);
         free(text);
         if (rc == OK) continue;

@@ -163,9 +163,7 @@ static void submit(struct daemon *d, struct request *q, const char *text, size_t
     (void)snprintf(c->hash, sizeof c->hash, "%s", hash);
     if (spec_parse(&c->spec, text, len, &p) == OK) submit_check(d, &c->spec, &p);
     if (p.n > 0) { refuse(q, &p); release(c); return; }
-    cJSON *json = spec_json(&c->spec);
-    char *normal = json_line(json);
-    cJSON_Delete(json);
+    char *normal = spec_line(&c->spec);
     int rc = planner_ask(d, ASK_PLAN, normal, planned, c, &err);
     free(normal);
     if (rc != OK) { reply_error(q, &err); release(c); return; }
@@ -199,9 +197,7 @@ void jobs_preview(struct daemon *d, struct request *q)
     struct spec s = { 0 };
     if (spec_parse(&s, q->body ? q->body : "", q->body_len, &p) == OK) submit_check(d, &s, &p);
     if (p.n > 0) { refuse(q, &p); spec_release(&s); return; }
-    cJSON *json = spec_json(&s);
-    char *normal = json_line(json);
-    cJSON_Delete(json);
+    char *normal = spec_line(&s);
     spec_release(&s);
     int rc = planner_ask(d, ASK_DATASET, normal, previewed, q, &err);
     free(normal);

@@ -72,12 +72,10 @@ static int write_rank_spec(struct keeper *k, struct error *err)
         free(k->spec.resume_from_checkpoint);
         k->spec.resume_from_checkpoint = xstrdup(k->resume);
     }
-    cJSON *j = spec_json(&k->spec);
-    char *text = json_line(j);
+    char *text = spec_line(&k->spec);
     k->rank_spec = xasprintf("%s/rank-spec.json", k->dir);
     int rc = file_write(k->rank_spec, text, strlen(text), err);
     free(text);
-    cJSON_Delete(j);
     return rc;
 }
 
