@@ -20,7 +20,7 @@ struct sending {
     struct command *command;
     struct sending *next;
 };
-struct due { int64_t id, tries, webhook; char url[1400], secret[140]; char *body; };
+struct due { int64_t id, tries; char url[1400], secret[140]; char *body; };
 static struct sending *under_way;
 static int n_sending;
 
@@ -127,10 +127,9 @@ static bool take_due(void *arg, struct store_row *r)
     struct due *v = arg;
     v->id = row_int(r, 0);
     v->tries = row_int(r, 1);
-    v->webhook = row_int(r, 2);
-    (void)snprintf(v->url, sizeof v->url, "%s", row_text(r, 3));
-    (void)snprintf(v->secret, sizeof v->secret, "%s", row_text(r, 4));
-    v->body = xstrdup(row_text(r, 5));
+    (void)snprintf(v->url, sizeof v->url, "%s", row_text(r, 2));
+    (void)snprintf(v->secret, sizeof v->secret, "%s", row_text(r, 3));
+    v->body = xstrdup(row_text(r, 4));
     return false;
 }
 
@@ -139,7 +138,7 @@ void webhooks_tick(struct daemon *d)
     while (n_sending < AT_ONCE) {
         struct due v = { 0 };
         /* one at a time for each target, so one that hangs holds up nobody else. 'sending' is only a mark of this process: at start such rows wait again */
-        if (store_each(d->store, take_due, &v, NULL, "SELECT l.id,l.tries,w.id,w.url,w.secret,l.body FROM deliveries l JOIN webhooks w ON w.id=l.webhook WHERE l.state='waiting' AND l.next_ms<=? AND NOT EXISTS(SELECT 1 FROM deliveries s WHERE s.webhook=l.webhook AND s.state='sending') ORDER BY l.next_ms,l.id LIMIT 1",
+        if (store_each(d->store, take_due, &v, NULL, "SELECT l.id,l.tries,w.url,w.secret,l.body FROM deliveries l JOIN webhooks w ON w.id=l.webhook WHERE l.state='waiting' AND l.next_ms<=? AND NOT EXISTS(SELECT 1 FROM deliveries s WHERE s.webhook=l.webhook AND s.state='sending') ORDER BY l.next_ms,l.id LIMIT 1",
                        "i", wall_ms()) != OK || v.id == 0) return;
         if (store_exec(d->store, NULL, "UPDATE deliveries SET state='sending' WHERE id=?", "i", v.id) != OK) { free(v.body); return; }
         struct sending *s = xcalloc(1, sizeof *s);
