@@ -73,43 +73,48 @@ static void copy_text(char *out, size_t max, const char *s, size_t n)
     out[k] = '\0';
 }
 
+/* Takes the next line, without its end, off [*out, *out+*n); false when there is none. */
+static bool next_line(const char **out, size_t *n, const char **line, size_t *len)
+{
+    if (*n == 0) return false;
+    const char *nl = memchr(*out, '\n', *n);
+    *line = *out;
+    *len = nl ? (size_t)(nl - *out) : *n;
+    *out += *len + (nl != NULL);
+    *n -= *len + (nl != NULL);
+    return true;
+}
+
 int slurm_parse_queue(const char *out, size_t n, void (*line)(void *arg, const struct slurm_line *l), void *arg)
 {
+    const char *text, *at[4];
+    size_t len, part[4];
     int bad = 0;
-    while (n > 0) {
-        const char *nl = memchr(out, '\n', n), *at[4];
-        size_t len = nl ? (size_t)(nl - out) : n, part[4];
+    while (next_line(&out, &n, &text, &len)) {
         struct slurm_line l = { 0 };
-        if (len > 0) {
-            bool ok = len <= LINE_MAX_BYTES && split(out, len, at, part, 4) && number(at[0], part[0], &l.id) && is_word(at[1], part[1]) && part[2] < sizeof l.comment;
-            if (ok) {
-                copy_text(l.comment, sizeof l.comment, at[2], part[2]);
-                l.state = slurm_state_find(at[1], part[1]);
-                int says = l.state ? 3 : 1;
-                if (l.state == NULL) l.state = &unknown;
-                copy_text(l.why, sizeof l.why, at[says], part[says]);
-                line(arg, &l);
-            } else bad++;
-        }
-        out += len + (nl != NULL);
-        n -= len + (nl != NULL);
+        if (len == 0) continue;
+        if (len > LINE_MAX_BYTES || !split(text, len, at, part, 4) || !number(at[0], part[0], &l.id) || !is_word(at[1], part[1]) || part[2] >= sizeof l.comment) { bad++; continue; }
+        copy_text(l.comment, sizeof l.comment, at[2], part[2]);
+        l.state = slurm_state_find(at[1], part[1]);
+        int says = l.state ? 3 : 1;
+        if (l.state == NULL) l.state = &unknown;
+        copy_text(l.why, sizeof l.why, at[says], part[says]);
+        line(arg, &l);
     }
     return bad;
 }
 
 const struct slurm_state *slurm_parse_acct(const char *out, size_t n, int64_t id, const char *name, char exit_code[16])
 {
-    while (n > 0) {
-        const char *nl = memchr(out, '\n', n), *at[4];
-        size_t len = nl ? (size_t)(nl - out) : n, part[4];
-        int64_t found;
-        if (len <= LINE_MAX_BYTES && split(out, len, at, part, 4) && number(at[0], part[0], &found) && found == id && part[1] == strlen(name) && memcmp(at[1], name, part[1]) == 0) {
+    const char *text, *at[4];
+    size_t len, part[4];
+    int64_t found;
+    while (next_line(&out, &n, &text, &len)) {
+        if (len <= LINE_MAX_BYTES && split(text, len, at, part, 4) && number(at[0], part[0], &found) && found == id && part[1] == strlen(name) && memcmp(at[1], name, part[1]) == 0) {
             const char *space = memchr(at[2], ' ', part[2]);        /* "CANCELLED by 1000" */
             copy_text(exit_code, 16, at[3], part[3]);
             return slurm_state_find(at[2], space ? (size_t)(space - at[2]) : part[2]);
         }
-        out += len + (nl != NULL);
-        n -= len + (nl != NULL);
     }
     return NULL;
 }
