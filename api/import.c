@@ -224,6 +224,8 @@ void import_end(struct import *im, cJSON **out)
     *im = (struct import){ 0 };
 }
 
+void import_set_text(struct import *im, const char *field, const char *v) { import_set(im, field, cJSON_CreateString(v)); }
+
 void import_set_int(struct import *im, const char *field, int64_t v)
 {
     cJSON_DeleteItemFromObjectCaseSensitive(im->spec, field);

@@ -10,15 +10,13 @@
 
 #include "api/import_rules.h"
 
-static void say(struct import *im, const char *field, const char *text) { import_set(im, field, cJSON_CreateString(text)); }
-
 static void take_stage(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
     if (import_one_of(v, "sft")) import_report(im, f, "ignored", NULL, "supervised fine-tuning is what is done");
     else if (import_one_of(v, "pt")) {
-        say(im, "loss_scale", "all");
-        say(im, "template", "none");
+        import_set_text(im, "loss_scale", "all");
+        import_set_text(im, "template", "none");
         import_report(im, f, "translated", "loss_scale", "every token is trained, no template");
     } else import_report(im, f, "unsupported", NULL, "only sft and pt");
 }
@@ -27,7 +25,7 @@ static void take_tuner(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
     if (!import_one_of(v, "lora|full")) { import_report(im, f, "unsupported", "tuner_type", "only lora and full are trained here, not %.60s", v); return; }
-    say(im, "tuner_type", strcmp(v, "full") == 0 ? "full" : "lora");
+    import_set_text(im, "tuner_type", strcmp(v, "full") == 0 ? "full" : "lora");
     import_report(im, f, "translated", "tuner_type", "called tuner_type here");
 }
 
@@ -69,11 +67,11 @@ static void take_list(struct import *im, const struct flag *f)
 static void take_template(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
-    if (import_one_of(v, "qwen|qwen2|qwen2.5|qwen3|chatml|qwen3_nothink")) say(im, "template", "chatml");
-    else if (import_one_of(v, "llama3|llama3.1|llama3.2")) say(im, "template", "llama3");
-    else if (import_one_of(v, "empty|default|none")) say(im, "template", "none");
+    if (import_one_of(v, "qwen|qwen2|qwen2.5|qwen3|chatml|qwen3_nothink")) import_set_text(im, "template", "chatml");
+    else if (import_one_of(v, "llama3|llama3.1|llama3.2")) import_set_text(im, "template", "llama3");
+    else if (import_one_of(v, "empty|default|none")) import_set_text(im, "template", "none");
     else {
-        say(im, "template", "auto");
+        import_set_text(im, "template", "auto");
         import_report(im, f, "translated", "template", "auto: the model folder's own template");
         return;
     }
@@ -85,7 +83,7 @@ static void take_attention(struct import *im, const struct flag *f)
     const char *v = import_text(f), *to = import_one_of(v, "fa2|fa3|true") ? "flash" : import_one_of(v, "auto|sdpa") ? "auto" : import_one_of(v, "disabled|off|false") ? "eager" : NULL;
     if (strcmp(f->name, "use_flash_attn") == 0 && to && strcmp(to, "flash") == 0) to = "auto";
     if (to == NULL) { import_report(im, f, "unsupported", "attn_impl", "no attention is called %.60s here", v); return; }
-    say(im, "attn_impl", to);
+    import_set_text(im, "attn_impl", to);
     import_report(im, f, "translated", "attn_impl", "%s", to);
 }
 
@@ -103,7 +101,7 @@ static void take_deepspeed(struct import *im, const struct flag *f)
 static void take_bf16(struct import *im, const struct flag *f)
 {
     if (!import_true(f)) { import_report(im, f, "ignored", NULL, "off"); return; }
-    say(im, "torch_dtype", "bfloat16");
+    import_set_text(im, "torch_dtype", "bfloat16");
     import_report(im, f, "translated", "torch_dtype", "torch_dtype bfloat16");
 }
 
@@ -111,7 +109,7 @@ static void take_sp_mode(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f), *to = strstr(v, "ulysses") ? "ulysses" : strstr(v, "ring") ? "ring" : NULL;
     if (to == NULL) { import_report(im, f, "unsupported", "sequence_parallel_method", "expected zigzag-ring or ulysses"); return; }
-    say(im, "sequence_parallel_method", to);
+    import_set_text(im, "sequence_parallel_method", to);
     import_report(im, f, "translated", "sequence_parallel_method", "%s", to);
 }
 
@@ -119,14 +117,14 @@ static void take_ulysses(struct import *im, const struct flag *f)
 {
     const char *to = strstr(f->name, "ring") ? "ring" : "ulysses";
     if (!import_true(f)) { import_report(im, f, "ignored", NULL, "off, as here"); return; }
-    say(im, "sequence_parallel_method", to);
+    import_set_text(im, "sequence_parallel_method", to);
     import_report(im, f, "translated", "sequence_parallel_method", "%s", to);
 }
 
 static void take_no_checkpointing(struct import *im, const struct flag *f)
 {
     bool off = import_true(f) == (strcmp(f->name, "disable_gradient_checkpointing") == 0);
-    say(im, "gradient_checkpointing", off ? "none" : "layer");
+    import_set_text(im, "gradient_checkpointing", off ? "none" : "layer");
     import_report(im, f, "translated", "gradient_checkpointing", off ? "none" : "layer: every layer is recomputed");
 }
 
@@ -158,7 +156,7 @@ static void take_train_on_prompt(struct import *im, const struct flag *f)
 {
     bool prompt = strcmp(f->name, "train_on_prompt") == 0;
     if (!import_true(f)) { import_report(im, f, "ignored", NULL, "off, as here"); return; }
-    say(im, "loss_scale", prompt ? "all" : "last_round");
+    import_set_text(im, "loss_scale", prompt ? "all" : "last_round");
     import_report(im, f, "translated", "loss_scale", prompt ? "all" : "last_round");
 }
 

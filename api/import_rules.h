@@ -45,6 +45,7 @@ const char *import_text(const struct flag *f);      /* first word, or "" */
 bool import_true(const struct flag *f);             /* no word at all is true, as a switch */
 bool import_one_of(const char *word, const char *list);     /* list "a|b" */
 
+void import_set_text(struct import *im, const char *field, const char *v);
 void import_set_int(struct import *im, const char *field, int64_t v);
 /* Rules both tools have: save_strategy and eval_strategy; max_steps, where 0 or less means no limit. */
 void import_take_strategy(struct import *im, const struct flag *f);

@@ -9,13 +9,11 @@
 #include "api/import_rules.h"
 #include "api/import_shell.h"
 
-static void say(struct import *im, const char *field, const char *text) { import_set(im, field, cJSON_CreateString(text)); }
-
 static void take_tuner(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
     if (!import_one_of(v, "lora|full")) { import_report(im, f, "unsupported", "tuner_type", "only lora and full are trained here, not %.60s", v); return; }
-    say(im, "tuner_type", strcmp(v, "full") == 0 ? "full" : "lora");
+    import_set_text(im, "tuner_type", strcmp(v, "full") == 0 ? "full" : "lora");
     bool same = strcmp(f->name, "tuner_type") == 0;
     import_report(im, f, same ? "kept" : "translated", "tuner_type", "%s", same ? "" : "called tuner_type here");
 }
@@ -23,8 +21,8 @@ static void take_tuner(struct import *im, const struct flag *f)
 static void take_dtype(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
-    if (import_one_of(v, "bfloat16|bf16")) say(im, "torch_dtype", "bfloat16");
-    else if (import_one_of(v, "float32|fp32")) say(im, "torch_dtype", "float32");
+    if (import_one_of(v, "bfloat16|bf16")) import_set_text(im, "torch_dtype", "bfloat16");
+    else if (import_one_of(v, "float32|fp32")) import_set_text(im, "torch_dtype", "float32");
     else if (import_one_of(v, "auto|AUTO")) { import_report(im, f, "ignored", NULL, "bfloat16 is the default here"); return; }
     else { import_report(im, f, "unsupported", "torch_dtype", "float32 or bfloat16 only: float16 needs loss scaling, which nothing here does"); return; }
     bool same = import_one_of(v, "bfloat16|float32") && strcmp(f->name, "torch_dtype") == 0;
@@ -34,7 +32,7 @@ static void take_dtype(struct import *im, const struct flag *f)
 static void take_bf16(struct import *im, const struct flag *f)
 {
     if (!import_true(f)) { import_report(im, f, "ignored", NULL, "torch_dtype decides"); return; }
-    say(im, "torch_dtype", "bfloat16");
+    import_set_text(im, "torch_dtype", "bfloat16");
     import_report(im, f, "translated", "torch_dtype", "torch_dtype bfloat16");
 }
 
@@ -49,16 +47,16 @@ static void take_attention(struct import *im, const struct flag *f)
     const char *v = import_text(f);
     if (strcmp(f->name, "use_flash_attn") == 0) {
         bool auto_ = import_one_of(v, "auto"), on = import_true(f);
-        say(im, "attn_impl", on || auto_ ? "auto" : "eager");
+        import_set_text(im, "attn_impl", on || auto_ ? "auto" : "eager");
         import_report(im, f, "translated", "attn_impl", on || auto_ ? "auto takes the flash kernel where the device has it, else the plain one" : "eager");
     } else if (import_one_of(v, "flash_attn|flash_attention_2|flash_attention_3|flash")) {
-        say(im, "attn_impl", "flash");
+        import_set_text(im, "attn_impl", "flash");
         import_report(im, f, strcmp(v, "flash") == 0 ? "kept" : "translated", "attn_impl", "flash");
     } else if (import_one_of(v, "sdpa|auto|flex_attention")) {
-        say(im, "attn_impl", "auto");
+        import_set_text(im, "attn_impl", "auto");
         import_report(im, f, strcmp(v, "auto") == 0 ? "kept" : "translated", "attn_impl", "auto");
     } else if (import_one_of(v, "eager")) {
-        say(im, "attn_impl", "eager");
+        import_set_text(im, "attn_impl", "eager");
         import_report(im, f, "kept", "attn_impl", "%s", "");
     } else import_report(im, f, "unsupported", "attn_impl", "no attention is called %.60s here", v);
 }
@@ -107,10 +105,10 @@ static void take_ulysses_len(struct import *im, const struct flag *f)
 static void take_checkpointing(struct import *im, const struct flag *f)
 {
     const char *v = import_text(f);
-    if (f->n == 0 || import_one_of(v, "true|1")) say(im, "gradient_checkpointing", "layer");
-    else if (import_one_of(v, "false|0")) say(im, "gradient_checkpointing", "none");
+    if (f->n == 0 || import_one_of(v, "true|1")) import_set_text(im, "gradient_checkpointing", "layer");
+    else if (import_one_of(v, "false|0")) import_set_text(im, "gradient_checkpointing", "none");
     else {
-        say(im, "gradient_checkpointing", v);
+        import_set_text(im, "gradient_checkpointing", v);
         import_report(im, f, "kept", "gradient_checkpointing", "%s", "");
         return;
     }
@@ -180,7 +178,7 @@ static void take_visible(struct import *im, const struct flag *f)
     im->visible_devices = n;
     if (n == 0 || strcmp(import_text(f), "-1") == 0) {
         im->visible_devices = 0;
-        say(im, "device", "cpu");
+        import_set_text(im, "device", "cpu");
         import_report(im, f, "translated", "device", "no device is visible: device cpu");
     } else import_report(im, f, "translated", "nproc_per_node", "%d devices; which ones is the scheduler's choice, or your environment's with `ringmaster run`", n);
 }
@@ -284,9 +282,9 @@ static void settle(struct import *im)
     }
     if (im->ulysses || im->ring) {
         double degree = im->ulysses_seq_len > 0 && max_length > 0 ? max_length / im->ulysses_seq_len : sp > 0 ? sp : n;
-        if (im->ulysses && im->ring) say(im, "sequence_parallel_method", "hybrid");
+        if (im->ulysses && im->ring) import_set_text(im, "sequence_parallel_method", "hybrid");
         else {
-            say(im, "sequence_parallel_method", im->ring ? "ring" : "ulysses");
+            import_set_text(im, "sequence_parallel_method", im->ring ? "ring" : "ulysses");
             if (degree == floor(degree) && degree >= 1) import_set_int(im, im->ring ? "ring_size" : "ulysses_size", (int64_t)degree);
         }
         if (degree != floor(degree) || degree < 1) {
