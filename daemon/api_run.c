@@ -108,11 +108,11 @@ static char *tail_lines(struct request *q, int fd, int64_t first, int64_t max, c
     return buf;
 }
 
-/* old: the file that was the log before the last rotation. */
-static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *rank, bool old)
+/* old: the file that was the log before the last rotation; end: ".times" for the one beside it, or "". */
+static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *rank, bool old, const char *end)
 {
     bool keeper = strcmp(rank, "keeper") == 0;
-    char *path = xasprintf("%s/jobs/j%lld/attempt-%lld/%s%s.log%s", d->set.home, (long long)id, (long long)attempt, keeper ? "" : "rank-", rank, old ? ".1" : "");
+    char *path = xasprintf("%s/jobs/j%lld/attempt-%lld/%s%s.log%s%s", d->set.home, (long long)id, (long long)attempt, keeper ? "" : "rank-", rank, old ? ".1" : "", end);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     free(path);
     return fd;
@@ -122,13 +122,11 @@ static int open_log(struct daemon *d, int64_t id, int64_t attempt, const char *r
  * start. *whole: all of it is younger. Without its file of times nothing is left out. */
 static int64_t byte_since(struct daemon *d, int64_t id, int64_t attempt, const char *rank, bool old, int64_t ms, bool *whole)
 {
-    char *path = xasprintf("%s/jobs/j%lld/attempt-%lld/rank-%s.log%s.times", d->set.home, (long long)id, (long long)attempt, rank, old ? ".1" : "");
-    int fd = ms > 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
+    int fd = ms > 0 ? open_log(d, id, attempt, rank, old, ".times") : -1;
     struct ranklog_time e;
     int64_t found = 0;
     struct stat st;
     *whole = true;
-    free(path);
     if (fd < 0) return 0;
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode))     /* the last entry not after ms, by halving: times rise but where a clock was set back */
         for (int64_t lo = 0, hi = st.st_size / (int64_t)sizeof e; lo < hi;) {
@@ -147,11 +145,11 @@ static char *tail_rank(struct daemon *d, struct request *q, int64_t id, int64_t 
     int64_t found = 0, more, first;
     size_t older = 0;
     bool whole;
-    int fd = open_log(d, id, attempt, rank, false);
+    int fd = open_log(d, id, attempt, rank, false, "");
     first = byte_since(d, id, attempt, rank, false, since, &whole);
     char *now = fd >= 0 ? tail_lines(q, fd, first, max, grep, len, &found) : NULL, *before = NULL;
     if (fd >= 0) (void)close(fd);
-    if (q->status == 0 && whole && found < max && (fd = open_log(d, id, attempt, rank, true)) >= 0) {
+    if (q->status == 0 && whole && found < max && (fd = open_log(d, id, attempt, rank, true, "")) >= 0) {
         first = byte_since(d, id, attempt, rank, true, since, &whole);
         before = tail_lines(q, fd, first, max - found, grep, &older, &more);
         (void)close(fd);
@@ -207,7 +205,7 @@ void job_logs(struct daemon *d, struct request *q)
     char name[24];
     (void)snprintf(name, sizeof name, "%.20s", rank ? rank : "0");
     if (tail < 0 && !grep && since == 0) {
-        int fd = open_log(d, id, n, name, false);
+        int fd = open_log(d, id, n, name, false, "");
         if (fd < 0) { reply_text(q, 200, "text/plain; charset=utf-8", text, 0); return; }      /* nothing printed yet */
         free(text);
         reply_file(q, fd, "text/plain; charset=utf-8", NULL);
