@@ -38,10 +38,8 @@ void import_report(struct import *im, const struct flag *f, const char *status, 
         int n = snprintf(value + used, sizeof value - used, "%s%s", i ? " " : "", f->value[i]);
         used += n > 0 ? (size_t)n : 0;
     }
-    size_t bad, n = strlen(value);
-    while (!utf8_valid(value, n, &bad)) value[bad] = '?';
-    n = strlen(why);
-    while (!utf8_valid(why, n, &bad)) why[bad] = '?';
+    utf8_scrub(value);
+    utf8_scrub(why);
     cJSON *o = cJSON_CreateObject();
     json_add_str(o, "flag", f->shown);
     json_add_str(o, "value", value);

@@ -418,8 +418,7 @@ int verb_logs(struct cli *c)
         } else if (c->json) {
             cJSON *o = cJSON_CreateObject(), *lines = cJSON_AddArrayToObject(o, "lines");
             for (char *save = NULL, *p = strtok_r(r.body, "\n", &save); p; p = strtok_r(NULL, "\n", &save)) {
-                size_t bad, n = strlen(p);
-                while (!utf8_valid(p, n, &bad)) p[bad] = '?';
+                utf8_scrub(p);
                 (void)cJSON_AddItemToArray(lines, cJSON_CreateString(p));
             }
             cli_print_json(o);

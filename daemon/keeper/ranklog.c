@@ -124,9 +124,8 @@ char *ranklog_last_line(const struct ranklog *g)
     }
     if (end - from > 500) from = end - 500;
     char *line = xstrndup(g->tail + from, letter ? end - from : 0);
-    size_t bad, n = strlen(line);
     for (char *p = line; *p; p++)
         if (iscntrl((unsigned char)*p)) *p = ' ';
-    while (!utf8_valid(line, n, &bad)) line[bad] = '?';
+    utf8_scrub(line);
     return line;
 }
