@@ -139,6 +139,27 @@ void command_forget(struct command *c, bool kill_it)
     if (kill_it) end_it(c);
 }
 
+static bool begins_like(const char *text, const char *const list[])
+{
+    for (; *list; list++)
+        if (strncmp(text, *list, strlen(*list)) == 0) return true;
+    return false;
+}
+
+char **command_env(const char *const also[], size_t room, size_t *n)
+{
+    static const char *const ours[] = { "RINGMASTER_", "NOTIFY_SOCKET=", "WATCHDOG_", NULL };
+    static const char *const kept[] = { "RINGMASTER_CUDA_MODULE=" /* the worker's */, "SLURM_CONF=", NULL };
+    extern char **environ;
+    size_t all = 0;
+    while (environ[all]) all++;
+    char **env = xcalloc(all + room + 1, sizeof *env);
+    *n = 0;
+    for (size_t i = 0; i < all; i++)
+        if (begins_like(environ[i], kept) || (!begins_like(environ[i], ours) && !begins_like(environ[i], also))) env[(*n)++] = environ[i];
+    return env;
+}
+
 char *command_find(const char *name)
 {
     const char *path = getenv("PATH");

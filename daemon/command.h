@@ -23,6 +23,9 @@ struct command;
 struct command *command_run(uv_loop_t *loop, char *const argv[], char *const env[], int input, int64_t limit_ms, command_done *done, void *arg);
 /* Nobody waits for it any more: done is not called. kill: it is ended too, else it finishes by itself. */
 void command_forget(struct command *c, bool kill);
+/* Our environment for another program: without what is the daemon's alone, and without what begins like one of `also` (NULL-terminated). *n: its
+ * length; `room` more fit behind. The caller frees the list, not its strings. */
+char **command_env(const char *const also[], size_t room, size_t *n);
 /* Path of a program in PATH; the caller frees, NULL if there is none. */
 char *command_find(const char *name);
 

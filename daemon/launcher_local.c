@@ -14,6 +14,7 @@
 
 #include "api/file.h"
 #include "daemon/cgroup.h"
+#include "daemon/command.h"
 #include "daemon/daemon.h"
 #include "daemon/launcher.h"
 #include "daemon/proc.h"
@@ -151,15 +152,9 @@ static int start(struct attempt *a, struct error *err)
     (void)snprintf(n, sizeof n, "%lld", (long long)a->n);
     (void)snprintf(env_nonce, sizeof env_nonce, "RINGMASTER_ATTEMPT=%s", a->nonce);
     char *args[] = { d->keeper, "--dir", a->dir, "--spec", spec, "--job", job, "--attempt", n, "--nonce", a->nonce, NULL };
-    size_t n_env = 0, at = strlen(gpus);
-    extern char **environ;
-    while (environ[n_env]) n_env++;
-    char **env = xcalloc(n_env + 4, sizeof *env), *worker = xasprintf("RM_WORKER=%s", d->worker ? d->worker : "");
-    size_t k = 0;
-    for (size_t i = 0; i < n_env; i++)
-        if (strncmp(environ[i], "RINGMASTER_CUDA_MODULE=", 23) == 0) env[k++] = environ[i];      /* the worker's, not the daemon's */
-        else if (strncmp(environ[i], "RINGMASTER_", 11) != 0 && strncmp(environ[i], "NOTIFY_SOCKET=", 14) != 0 && strncmp(environ[i], "WATCHDOG_", 9) != 0 &&
-            !(a->j->gpu && strncmp(environ[i], "CUDA_VISIBLE_DEVICES=", 21) == 0)) env[k++] = environ[i];
+    const char *dropped[] = { a->j->gpu ? "CUDA_VISIBLE_DEVICES=" : NULL, NULL };
+    size_t k, at = strlen(gpus);
+    char **env = command_env(dropped, 3, &k), *worker = xasprintf("RM_WORKER=%s", d->worker ? d->worker : "");
     env[k++] = env_nonce;
     if (*d->set.worker) env[k++] = worker;
     if (a->j->gpu) {

@@ -90,17 +90,9 @@ static void free_place(struct place *p)
 
 static char **environment(void)
 {
-    static const char *const dropped[] = { "RINGMASTER_", "NOTIFY_SOCKET=", "WATCHDOG_", "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "CUDA_VISIBLE_DEVICES=" };
-    extern char **environ;
-    size_t n = 0, k = 0;
-    while (environ[n]) n++;
-    char **env = xcalloc(n + 1, sizeof *env);
-    for (size_t i = 0; i < n; i++) {
-        bool drop_it = false;
-        for (size_t j = 0; j < sizeof dropped / sizeof dropped[0]; j++) drop_it |= strncmp(environ[i], dropped[j], strlen(dropped[j])) == 0;
-        if (!drop_it || strncmp(environ[i], "SLURM_CONF=", 11) == 0 || strncmp(environ[i], "RINGMASTER_CUDA_MODULE=", 23) == 0) env[k++] = environ[i];
-    }
-    return env;
+    static const char *const dropped[] = { "SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "CUDA_VISIBLE_DEVICES=", NULL };
+    size_t n;
+    return command_env(dropped, 0, &n);
 }
 
 static struct command *run(struct daemon *d, char *const argv[], command_done *done, void *arg)
