@@ -333,7 +333,7 @@ void job_checkpoints(struct daemon *d, struct request *q)
     cJSON *rows, *row, *o = stored_job(d, q, &id);
     if (o == NULL) return;
     cJSON_Delete(o);
-    if (store_rows(d->store, &rows, &err, "SELECT step,path,attempt,ms AS \"t:at\"," BAD_CHECKPOINT ">=2 AS \"b:bad\" FROM checkpoints WHERE job=? ORDER BY step", "i", id) != OK) { reply_error(q, &err); return; }
+    if (store_rows(d->store, &rows, &err, "SELECT step,path,attempt,ms AS \"t:at\"," BAD_CHECKPOINT ">=? AS \"b:bad\" FROM checkpoints WHERE job=? ORDER BY step", "ii", (int64_t)BAD_AFTER, id) != OK) { reply_error(q, &err); return; }
     cJSON_ArrayForEach(row, rows) {         /* save_total_limit may have removed it since */
         DIR *dir = opendir(json_str(row, "path") ? json_str(row, "path") : "");
         int64_t bytes = 0;
