@@ -5,7 +5,6 @@
 #include "daemon/attempt.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdio.h>

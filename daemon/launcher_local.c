@@ -1,7 +1,6 @@
 /* launcher_local.c - keepers on this machine: spawned detached, reached through <attempt dir>/keeper.sock.
  *
  * RINGMASTER_ATTEMPT=<nonce> is in the environment of everything a keeper starts: what is left of an attempt is found by that in /proc. */
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>

@@ -7,7 +7,6 @@
  *
  * The way to the keeper (keeper/mailbox.c): state.json and the spool are read, orders.json is written, on a thread of libuv's pool, for a file
  * system on the network may take its time. */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
