@@ -449,7 +449,7 @@ static int block_bwd(struct attn_group *g, struct stream *s, void *dkv, const vo
     return checked(g, s, g->ops->attn_bwd(s, g->d.dt, g->o_acc, dkv, at(g->acc, dkv, rows * g->hk * g->d.D), dout, kept->q, k, v, kept->lse, g->delta,
                                           shape(g, g->Tr, rows), spans, g->ws), "attn_bwd", err);
 }
-/* dk, dv of rows [from, from+rows) of this rank's own block are complete: to their place, or to where they wait to go home. */
+
 static int clear(struct attn_group *g, struct stream *s, void *x, int64_t elements, struct error *err)
 {
     return checked(g, s, g->ops->zero(s, x, (size_t)elements * dtype_size(g->acc)), "zero", err);

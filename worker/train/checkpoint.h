@@ -14,9 +14,9 @@
 /* Writes the checkpoint of r->progress.step and applies save_total_limit. Collective. A failure leaves nothing half-written
  * and every rank with an error; this run's own checkpoint of this step is replaced in one move. */
 int checkpoint_save(struct run *r, struct error *err);
-/* Weights, moments, masters, progress and data position from dir. Collective. */
 /* The degrees it was written with, 0 where it says nothing: auto keeps to them, so that a resumed run repeats to the bit. */
 void checkpoint_degrees(const char *dir, int *U, int *R);
+/* Weights, moments, masters, progress and data position from dir. Collective. */
 int checkpoint_load(struct run *r, const char *dir, struct error *err);
 /* What a plan can say about dir without a model: exists, complete, resumable, written by a run with this seed and tuner. */
 int checkpoint_check(const char *dir, const struct spec *spec, struct progress *p, struct error *err);
