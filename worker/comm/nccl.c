@@ -15,7 +15,6 @@
  * Groups of the same ranks share a communicator. Exchange memory is ncclMemAlloc's, registered once with each of them.
  * Sums are NCCL's: the same bits on every rank, and from run to run on the same machines; not in rank order. */
 #include <assert.h>
-#include <errno.h>
 #include <nccl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -361,9 +360,8 @@ static int finish(struct comm *c, struct transfer *x, int rc, struct error *err)
 }
 
 /* The compute stream goes on only after x. */
-static int await(struct comm *c, struct stream *s, struct transfer *x, bool mark, struct error *err)
+static int await(struct stream *s, struct transfer *x, bool mark, struct error *err)
 {
-    (void)c;
     cudaError_t e = mark ? cudaEventRecord(x->before, s->q) : cudaSuccess;
     if (e == cudaSuccess) e = cudaStreamWaitEvent(s->q, x->end, 0);
     if (e == cudaSuccess) e = cudaEventRecord(x->after, s->q);
@@ -375,7 +373,7 @@ static int await(struct comm *c, struct stream *s, struct transfer *x, bool mark
 static int close_call(struct comm *c, struct stream *s, struct transfer *x, int rc, struct error *err)
 {
     rc = finish(c, x, rc, err);
-    return rc == OK ? await(c, s, x, false, err) : rc;
+    return rc == OK ? await(s, x, false, err) : rc;
 }
 
 static int issued(struct comm *c, ncclResult_t r, const char *what, struct error *err)
@@ -450,7 +448,8 @@ static int nccl_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, d
 {
     (void)busy_s;                               /* from events, later */
     (void)late_s;
-    return await(c, s, (struct transfer *)(void *)h, true, err);
+    (void)c;
+    return await(s, (struct transfer *)(void *)h, true, err);
 }
 
 /* A reduction to each piece's owner, in place over the owner's own part of in; then one addition behind it on the same stream. */
@@ -666,11 +665,9 @@ static int nccl_open_world(struct comm_world *w, int64_t shared_bytes, int deadl
         }
         w->memory = m;
         e = cudaMemset(m, 0, (size_t)shared_bytes);
-        if (e == cudaSuccess) e = cudaStreamSynchronize(NULL);      /* or it comes after what the compute stream writes */
+        if (e == cudaSuccess) e = cudaStreamSynchronize(NULL);      /* neither nc->s nor the compute stream waits for the clearing by itself */
         if (e != cudaSuccess) return cuda_failed(err, e, "clear the exchange memory");
     }
-    e = cudaStreamSynchronize(NULL);            /* neither nc->s nor the compute stream waits for the clearing by itself */
-    if (e != cudaSuccess) return cuda_failed(err, e, "clear the exchange memory");
     int rc = start_watchdog(nc, err);
     if (rc == OK) cuda_watch_set(look, nc);
     return rc;
