@@ -73,7 +73,6 @@ void comm_close(struct comm_world *w)
 }
 
 void *comm_memory(struct comm_world *w) { return w->memory; }
-int comm_rank(const struct comm *c) { return c->me; }
 int comm_size(const struct comm *c) { return c->n; }
 
 void comm_counts(struct comm_world *w, struct comm_count out[COMM_KINDS])

@@ -42,7 +42,6 @@ void *comm_memory(struct comm_world *w);                /* shared_bytes of zeroe
 int64_t comm_overhead_bytes(const char *transport, int world);
 /* A group of n ranks (world ranks in ascending group order); collective over the members only. */
 int comm_group(struct comm **c, struct comm_world *w, const int *ranks, int n, struct error *err);
-int comm_rank(const struct comm *c);                    /* this rank's place in the group */
 int comm_size(const struct comm *c);
 /* Since comm_open. Times of transfers that have not ended yet come later; those before the last wait for the stream are in. */
 void comm_counts(struct comm_world *w, struct comm_count out[COMM_KINDS]);

@@ -366,27 +366,3 @@ void model_saved(struct model *m)
 {
     if (m->shards) zero_weights_drop(m->shards);
 }
-
-/* --- figures --- */
-double model_row_flops(const struct model *m, const struct row *row)
-{
-    const struct model_config *c = m->c;
-    double linear = (double)c->L * ((double)c->C * (double)c->D * (double)(2 * c->H + 2 * c->Hkv) + 3.0 * (double)c->C * (double)c->F) + (double)c->V * (double)c->C;
-    double pairs = 0;
-    for (int64_t i = 0; i < row->n_docs; i++) {
-        double n = (double)(row->cu[i + 1] - row->cu[i]);
-        pairs += n * (n + 1) / 2;
-    }
-    return (m->lora ? 4.0 : 6.0) * linear * (double)row->T + 12.0 * (double)c->L * (double)(c->H * c->D) * pairs;
-}
-
-int64_t model_row_bytes(const struct model *m, int64_t T)
-{
-    int64_t total = 0;
-    for (int64_t i = 0; i < m->c->L; i++) {
-        int64_t fwd, refetch, bwd;
-        attn_group_bytes(m->layers[i].attn, T, &fwd, &refetch, &bwd);
-        total += fwd + bwd + (m->policy == ACT_ATTENTION ? refetch : m->policy == ACT_NONE ? 0 : fwd);
-    }
-    return total;
-}

@@ -89,9 +89,5 @@ int model_weights_changed(struct model *m, struct error *err);
 int model_logits(struct model *m, int64_t from, int64_t n, float *out, struct error *err);
 /* Logits f32 [V] of document 0's last token, for sampling, on the rank that holds it (*mine). Collective over the row's ranks. */
 int model_last_logits(struct model *m, float *logits, bool *mine, struct error *err);
-/* Model FLOPs of one training step on a row (6N or 4N for LoRA per token plus causal attention), whole group; for reports. */
-double model_row_flops(const struct model *m, const struct row *row);
-/* Bytes one forward+backward of a row of T tokens sends from this rank in attention, by docs/communication.md. */
-int64_t model_row_bytes(const struct model *m, int64_t T);
 
 #endif

@@ -195,17 +195,6 @@ int zero_finish(struct zero *z, struct stream *s, struct error *err)
     return rc;
 }
 
-int64_t zero_sent_per_sweep(const struct zero *z)
-{
-    int64_t elements = 0;
-    for (int i = 0; i < z->n_units; i++) {
-        int64_t at, n;
-        piece(z, i, &at, &n);
-        elements += z->units[i].n - n;
-    }
-    return elements * (int64_t)sizeof(float);
-}
-
 /* --- stage 3 --- */
 
 struct zero_weights {

@@ -41,8 +41,6 @@ int zero_open(struct zero *z, struct stream *s, int unit, float **grads, struct 
 int zero_close(struct zero *z, struct stream *s, int unit, struct error *err);
 /* All have arrived. */
 int zero_finish(struct zero *z, struct stream *s, struct error *err);
-/* Bytes a rank sends for the gradients of one micro-step; all ranks together send (world-1) * n_flat * 4. */
-int64_t zero_sent_per_sweep(const struct zero *z);
 
 /* --- stage 3 --- */
 
