@@ -57,19 +57,18 @@ void plan_release(struct plan *p)
     *p = (struct plan){ 0 };
 }
 
-/* All ranks under one policy. */
+/* All ranks under one policy. speed: job_link_speed's, which asks every GPU about every other and is no matter of the policy. */
 static int lay_out(struct plan *p, const struct spec *spec, const struct model_config *config, const struct kernel_ops *ops, int world,
-                   enum act_policy policy, struct error *err)
+                   const struct link_speed *speed, enum act_policy policy, struct error *err)
 {
     *p = (struct plan){ .policy = policy, .world = world, .limit_bytes = limit_of(spec, ops) };
     p->ranks = xcalloc((unsigned long)world, sizeof *p->ranks);
-    struct link_speed speed = job_link_speed(spec, ops);
     int rc = OK;
     for (int i = 0; i < world && rc == OK; i++) {
         struct job *j = &p->ranks[i];
         *j = (struct job){ .spec = spec, .config = config, .ops = ops, .policy = policy };
         for (int k = 0; k < MEM_PLACES; k++) arena_init(&j->arenas[k], (enum mem_place)k, NULL, 0);
-        rc = mesh_choose_at(&j->mesh, spec, config->H, config->Hkv, i, &speed, err);
+        rc = mesh_choose_at(&j->mesh, spec, config->H, config->Hkv, i, speed, err);
         if (rc == OK) rc = job_layout(j, err);
         if (rc != OK) break;
         int64_t peak = counted(j);
@@ -84,13 +83,14 @@ static int lay_out(struct plan *p, const struct spec *spec, const struct model_c
 static bool may_choose(const struct spec *spec, enum act_policy k) { return k != ACT_OFFLOAD_DISK || spec->offload_dir != NULL; }
 
 /* ", needs": what would fit, for a refusal. Appends to text. */
-static void suggest(char *text, size_t cap, const struct spec *spec, const struct model_config *config, const struct kernel_ops *ops, int world)
+static void suggest(char *text, size_t cap, const struct spec *spec, const struct model_config *config, const struct kernel_ops *ops, int world,
+                    const struct link_speed *speed)
 {
     struct plan p;
     size_t n = strlen(text);
     bool any = false;
     for (int k = 0; k < ACT_POLICIES; k++) {
-        if (lay_out(&p, spec, config, ops, world, (enum act_policy)k, NULL) != OK) continue;
+        if (lay_out(&p, spec, config, ops, world, speed, (enum act_policy)k, NULL) != OK) continue;
         if (p.peak_bytes <= p.limit_bytes) {
             n += (size_t)snprintf(text + n, n < cap ? cap - n : 0, "%s gradient_checkpointing %s (%s)", any ? "," : "; would fit:", act_policy_names[k],
                                   size_text(p.peak_bytes).v);
@@ -109,7 +109,8 @@ static void suggest(char *text, size_t cap, const struct spec *spec, const struc
         if (more.nproc_per_node > 64 || spec->max_length % more.sequence_parallel_size != 0) break;
         enum act_policy k = act_policy_by_name(spec->gradient_checkpointing);
         if (k == ACT_POLICIES) k = ACT_LAYER;
-        if (lay_out(&p, &more, config, ops, (int)more.nproc_per_node, k, NULL) != OK) continue;
+        struct link_speed other = job_link_speed(&more, ops);
+        if (lay_out(&p, &more, config, ops, (int)more.nproc_per_node, &other, k, NULL) != OK) continue;
         if (p.peak_bytes <= p.limit_bytes) {
             n += (size_t)snprintf(text + n, n < cap ? cap - n : 0, "%s sequence_parallel_size %lld over %lld ranks with gradient_checkpointing %s (%s each)",
                                   any ? "," : "; would fit:", (long long)more.sequence_parallel_size, (long long)more.nproc_per_node, act_policy_names[k],
@@ -130,10 +131,11 @@ int plan_make(struct plan *p, const struct spec *spec, const struct model_config
     int rc = E_INTERNAL;
     if (wanted == ACT_POLICIES && strcmp(spec->gradient_checkpointing, "auto") != 0)
         return error_set(err, E_INVALID, "gradient_checkpointing \"%.40s\": expected auto, none, attention, layer, offload_host or offload_disk", spec->gradient_checkpointing);
+    struct link_speed speed = job_link_speed(spec, ops);
     for (int k = 0; k < ACT_POLICIES; k++) {
         if (wanted != ACT_POLICIES ? k != (int)wanted : !may_choose(spec, (enum act_policy)k)) continue;
         struct error why = { 0 };
-        rc = lay_out(p, spec, config, ops, world, (enum act_policy)k, &why);
+        rc = lay_out(p, spec, config, ops, world, &speed, (enum act_policy)k, &why);
         if (rc == OK && p->peak_bytes <= p->limit_bytes) return OK;
         if (rc == OK) {
             if (p->peak_bytes < least) least = p->peak_bytes;
@@ -148,6 +150,6 @@ int plan_make(struct plan *p, const struct spec *spec, const struct model_config
     char text[900];
     (void)snprintf(text, sizeof text, "the largest rank needs %s with gradient_checkpointing %s, the limit is %s (%s)", size_text(least).v,
                    spec->gradient_checkpointing, size_text(limit).v, spec->memory_limit_bytes > 0 ? "memory_limit_bytes" : "memory of the device");
-    suggest(text, sizeof text, spec, config, ops, world);
+    suggest(text, sizeof text, spec, config, ops, world, &speed);
     return error_set(err, E_LIMIT, "%s", text);
 }
