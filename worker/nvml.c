@@ -115,17 +115,34 @@ void nvml_add(cJSON *o, const char *prefix, const struct gpu_reading *r)
     if (*nvml_throttle_text(r->throttle, text, sizeof text)) json_add_str(o, name, text);
 }
 
+/* Active links of a that end at b; of those that end at none of the n cards, which is a switch, *switched. */
+static int links_between(device a, device b, const device *all, int n, int *switched)
+{
+    struct pci at, remote;
+    unsigned active;
+    int direct = 0;
+    *switched = 0;
+    if (nv.pci == NULL || nv.link == NULL || nv.link_to == NULL) return 0;
+    for (unsigned i = 0; i < LINKS_MAX; i++) {
+        bool card = false;
+        if (nv.link(a, i, &active) != 0 || !active || nv.link_to(a, i, &remote) != 0) continue;
+        for (int k = 0; k < n; k++) {
+            if (nv.pci(all[k], &at) != 0 || remote.domain != at.domain || remote.bus != at.bus || remote.device != at.device) continue;
+            card = true;
+            direct += all[k] == b;
+        }
+        *switched += !card;
+    }
+    return direct;
+}
+
 /* Higher is closer. A switch at a link's other end is no neighbour: behind switches all cards are equally near. */
 static int nearness(device a, device b)
 {
-    struct pci other, remote;
-    unsigned active, level;
-    int links = 0, score = 0;
-    if (nv.pci && nv.link && nv.link_to && nv.pci(b, &other) == 0)
-        for (unsigned i = 0; i < LINKS_MAX; i++)
-            links += nv.link(a, i, &active) == 0 && active && nv.link_to(a, i, &remote) == 0 && remote.domain == other.domain && remote.bus == other.bus && remote.device == other.device;
+    unsigned level;
+    int switched, score = 0;
     if (nv.ancestor && nv.ancestor(a, b, &level) == 0 && level < 100) score = 100 - (int)level;
-    return links * 1000 + score;
+    return links_between(a, b, &b, 1, &switched) * 1000 + score;
 }
 
 void nvml_order(const char uuid[][64], int n, int *order)
@@ -152,27 +169,6 @@ void nvml_order(const char uuid[][64], int n, int *order)
 #define NVLINK_BPS 25e9         /* of one link in one direction, versions 2 to 4 */
 #define NVLINK_REACHED 0.8
 #define PCIE_REACHED 0.7
-
-/* Active links of a that end at b; of those that end at none of the n cards, which is a switch, *switched. */
-static int links_between(device a, device b, const device *all, int n, int *switched)
-{
-    struct pci at, remote;
-    unsigned active;
-    int direct = 0;
-    *switched = 0;
-    if (nv.pci == NULL || nv.link == NULL || nv.link_to == NULL) return 0;
-    for (unsigned i = 0; i < LINKS_MAX; i++) {
-        bool card = false;
-        if (nv.link(a, i, &active) != 0 || !active || nv.link_to(a, i, &remote) != 0) continue;
-        for (int k = 0; k < n; k++) {
-            if (nv.pci(all[k], &at) != 0 || remote.domain != at.domain || remote.bus != at.bus || remote.device != at.device) continue;
-            card = true;
-            direct += all[k] == b;
-        }
-        *switched += !card;
-    }
-    return direct;
-}
 
 static double pcie_Bps(device d)
 {
