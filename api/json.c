@@ -378,3 +378,11 @@ char *json_line(const cJSON *value)
     }
     return s;
 }
+
+void json_print(cJSON *value)
+{
+    char *line = json_line(value);
+    (void)puts(line);
+    free(line);
+    cJSON_Delete(value);
+}

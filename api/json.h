@@ -44,6 +44,7 @@ void json_add_num(cJSON *object, const char *key, double v);            /* NaN a
 void json_add_str(cJSON *object, const char *key, const char *v);       /* NULL becomes null */
 /* One line, no newline; numbers exact to 17 digits. The caller frees. */
 char *json_line(const cJSON *value);
+void json_print(cJSON *value);          /* that line on standard output; value is gone then */
 
 /* True if [s, s+len) is valid UTF-8 (no surrogates, no over-long forms, at most U+10FFFF); else *bad is the first bad offset. */
 bool utf8_valid(const char *s, size_t len, size_t *bad);

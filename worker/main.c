@@ -96,10 +96,7 @@ int verb_devices(int argc, char **argv)
     }
     (void)cJSON_AddItemToObject(o, "devices", list);
     json_add_str(o, "cuda", cuda ? "available" : err.text);
-    char *text = json_line(o);
-    (void)puts(text);
-    free(text);
-    cJSON_Delete(o);
+    json_print(o);
     return 0;
 }
 

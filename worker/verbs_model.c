@@ -61,14 +61,6 @@ static void add_text(cJSON *o, const char *name, const char *text)
     free(shown);
 }
 
-static void print_json(cJSON *o)
-{
-    char *line = json_line(o);
-    (void)puts(line);
-    free(line);
-    cJSON_Delete(o);
-}
-
 int verb_merge(int argc, char **argv)
 {
     bool json = false;
@@ -80,7 +72,7 @@ int verb_merge(int argc, char **argv)
     if (json) {
         cJSON *o = cJSON_CreateObject();
         add_text(o, "output", place[1]);
-        print_json(o);
+        json_print(o);
     } else print_line(stdout, "%s", place[1]);
     return 0;
 }
@@ -257,7 +249,7 @@ int verb_sample(int argc, char **argv)
         add_text(o, "prompt", prompt);
         add_text(o, "text", text);
         json_add_int(o, "tokens", n_out);
-        print_json(o);
+        json_print(o);
     } else if (rc == OK && isatty(1)) {                         /* a model may have learned what a terminal obeys; a pipe gets the very bytes */
         char *shown = printable(text, len, true), *asked = printable(prompt, strlen(prompt), true);
         (void)printf("%s%s\n", asked, shown);

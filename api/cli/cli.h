@@ -50,8 +50,6 @@ extern const int n_verbs;
 int cli_main(int argc, char **argv);
 /* "ringmaster VERB: text" on stderr, one line, printable; returns code. */
 int cli_complain(const struct cli *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Prints j as one line on stdout and deletes it. */
-void cli_print_json(cJSON *j);
 /* Problems on stderr, or {"problems":[…]} on stdout with --json; returns CLI_USAGE. */
 int cli_print_problems(const struct cli *c, const char *where, const cJSON *problems);
 

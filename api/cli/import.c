@@ -30,7 +30,7 @@ int verb_import(struct cli *c)
     if (rc != OK) return cli_complain(c, CLI_USAGE, "%s", err.text);
     bool supported = json_bool(r, "supported", false);
     if (c->json) {
-        cli_print_json(r);
+        json_print(r);
         return supported ? CLI_OK : CLI_FAILED;
     }
     char *spec = cJSON_Print(json_get(r, "spec"));

@@ -44,7 +44,7 @@ static int created(struct cli *c, struct client *h, cJSON **answer)
         free(text);
         return wait_for(c, h, id);
     }
-    if (c->json) { cli_print_json(*answer); *answer = NULL; }
+    if (c->json) { json_print(*answer); *answer = NULL; }
     else (void)printf("%s\n", id);
     return CLI_OK;
 }
@@ -77,7 +77,7 @@ static int submit_array(struct cli *c, struct client *h, cJSON *spec)
     int rc = c->wait ? cli_complain(c, CLI_USAGE, "an array is not waited for; watch its jobs")
            : c->dry_run ? cli_complain(c, CLI_USAGE, "an array is checked whole before any of it is stored; --dry_run is for single jobs")
            : c->random && c->count == NULL ? cli_complain(c, CLI_USAGE, "--random needs --count N, the number of jobs") : remote_json(c, h, "POST", "/v1/arrays", body, NULL, false, &answer);
-    if (rc == CLI_OK && c->json) cli_print_json(answer);
+    if (rc == CLI_OK && c->json) json_print(answer);
     else if (rc == CLI_OK) {
         const cJSON *jobs = json_get(answer, "jobs");
         (void)printf("%s", json_str(answer, "id") ? json_str(answer, "id") : "?");
@@ -102,7 +102,7 @@ int verb_submit(struct cli *c)
     else if (c->count || c->sample_seed) rc = cli_complain(c, CLI_USAGE, "--count and --sample_seed go with --random");
     else if (c->dry_run) {
         rc = remote_json(c, h, "POST", "/v1/jobs:validate", body, NULL, false, &answer);
-        if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }
+        if (rc == CLI_OK && c->json) { json_print(answer); answer = NULL; }
         else if (rc == CLI_OK) (void)printf("the daemon would take it\n");
     } else {
         rc = post_once(c, h, "/v1/jobs", body, &answer);
@@ -139,7 +139,7 @@ int verb_list(struct cli *c)
     char *path = xasprintf("/v1/jobs?limit=%s%s%s%s%s", limit, *state ? "&state=" : "", state, *name ? "&name=" : "", name);
     int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &answer);
     if (rc == CLI_OK && c->json) {
-        cli_print_json(answer);
+        json_print(answer);
         answer = NULL;
     } else if (rc == CLI_OK) {
         (void)printf("%-8s %-10s %-16s %-20s %-10s %s\n", "JOB", "STATE", "STEP", "CREATED", "LOSS", "NAME");
@@ -183,7 +183,7 @@ static int show_array(struct cli *c)
     struct client *h = remote_open(c);
     char *id = client_escape(c->args[0]), *path = xasprintf("/v1/arrays/%s", id);
     int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &a);
-    if (rc == CLI_OK && c->json) { cli_print_json(a); a = NULL; }
+    if (rc == CLI_OK && c->json) { json_print(a); a = NULL; }
     else if (rc == CLI_OK) {
         const cJSON *jobs = json_get(a, "jobs");
         for (const cJSON *j = jobs ? jobs->child : NULL; j; j = j->next) {
@@ -214,7 +214,7 @@ int verb_show(struct cli *c)
     char *path = job_path(c->args[0], ""), *ranks = job_path(c->args[0], "/ranks"), *attempts = job_path(c->args[0], "/attempts");
     int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &job);
     if (rc == CLI_OK && c->json) {
-        cli_print_json(job);
+        json_print(job);
         job = NULL;
     } else if (rc == CLI_OK) {
         print_members(job, about, sizeof about / sizeof about[0]);
@@ -267,7 +267,7 @@ int verb_action(struct cli *c)
         }
         cJSON_Delete(job);
     } else if (rc == CLI_OK && c->json) {
-        cli_print_json(answer);
+        json_print(answer);
         answer = NULL;
     } else if (rc == CLI_OK) (void)printf("%s %s\n", json_str(answer, "id") ? json_str(answer, "id") : c->args[0], json_str(answer, "state") ? json_str(answer, "state") : "?");
     cJSON_Delete(answer);
@@ -421,7 +421,7 @@ int verb_logs(struct cli *c)
                 utf8_scrub(p);
                 (void)cJSON_AddItemToArray(lines, cJSON_CreateString(p));
             }
-            cli_print_json(o);
+            json_print(o);
         } else put_log(r.body, r.len);
         client_reply_release(&r);
         free(path);

@@ -172,7 +172,7 @@ int verb_plan(struct cli *c)
         else rc = cli_plan(c, normal, !c->json, &plan);
         if (rc == CLI_USAGE) rc = cli_print_problems(c, where, json_get(plan, "problems"));
         else if (rc == CLI_OK && c->json) {
-            cli_print_json(plan);
+            json_print(plan);
             plan = NULL;
         } else if (rc == CLI_OK) {
             cli_printable(plan);
@@ -190,7 +190,7 @@ int verb_plan(struct cli *c)
 int verb_schema(struct cli *c)
 {
     if (c->json) {
-        cli_print_json(spec_schema());
+        json_print(spec_schema());
         return CLI_OK;
     }
     const char *group = "";

@@ -177,7 +177,7 @@ int verb_monitor(struct cli *c)
             (void)cJSON_AddItemToObject(o, "ranks", cJSON_DetachItemFromObjectCaseSensitive(ranks, "items"));
             cJSON_DeleteItemFromObjectCaseSensitive(job, "spec");
             cJSON_DeleteItemFromObjectCaseSensitive(job, "plan");
-            cli_print_json(o);
+            json_print(o);
             (void)fflush(stdout);
             job = NULL;
         } else if (rc == CLI_OK) {
@@ -209,7 +209,7 @@ int verb_top(struct cli *c)
         if (rc == CLI_OK && c->json) {
             cJSON *o = cJSON_CreateObject();
             for (int i = 0; i < 3; i++) (void)cJSON_AddItemToObject(o, names[i], cJSON_DetachItemFromObjectCaseSensitive(v[i], "items"));
-            cli_print_json(o);
+            json_print(o);
             (void)fflush(stdout);
         } else if (rc == CLI_OK) {
             const cJSON *devices = json_get(v[0], "items"), *running = json_get(v[1], "items"), *queue = json_get(v[2], "items");

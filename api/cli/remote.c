@@ -47,7 +47,7 @@ static int complain_problem(struct cli *c, const struct client_reply *r, const c
         cJSON *o = cJSON_CreateObject();
         json_add_int(o, "status", r->status);
         json_add_str(o, "error", detail ? detail : title);
-        cli_print_json(o);
+        json_print(o);
     }
     return code;
 }
@@ -65,7 +65,7 @@ int remote_json(struct cli *c, struct client *h, const char *method, const char 
             cJSON *o = cJSON_CreateObject();
             json_add_int(o, "status", 0);
             json_add_str(o, "error", err.text);
-            cli_print_json(o);
+            json_print(o);
         }
         return quiet ? CLI_UNREACHABLE : cli_complain(c, CLI_UNREACHABLE, "no answer from the daemon: %s", err.text);
     }

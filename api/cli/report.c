@@ -51,7 +51,7 @@ int cli_report(struct cli *c, const struct ending *e)
         for (const cJSON *v = e->summary ? e->summary->child : NULL; v; v = v->next) (void)cJSON_AddItemToObject(o, v->string, cJSON_Duplicate(v, true));
         json_add_str(o, "checkpoint", e->checkpoint);
         if (e->job_dir) json_add_str(o, "job_dir", e->job_dir);
-        cli_print_json(o);
+        json_print(o);
     } else print_summary(e);
     if (strcasecmp(e->state, "succeeded") == 0) return CLI_OK;
     return strcasecmp(e->state, "failed") == 0 ? CLI_FAILED : CLI_STOPPED;

@@ -74,7 +74,7 @@ static char *path_with(const char *pattern, const char *arg)
 
 static int show_answer(struct cli *c, cJSON *answer, const char *columns)
 {
-    if (c->json) { cli_print_json(answer); return CLI_OK; }
+    if (c->json) { json_print(answer); return CLI_OK; }
     print_table(json_get(answer, "items"), columns);
     cJSON_Delete(answer);
     return CLI_OK;
@@ -175,7 +175,7 @@ int verb_metrics(struct cli *c)
     char *path = xasprintf("/v1/jobs/%s/metrics?names=%s&rank=%s&max_points=%s", job, names, rank, points);
     int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &answer);
     if (rc == CLI_OK) rc = check_names(c, h, c->args[0], json_get(answer, "series"));
-    if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }
+    if (rc == CLI_OK && c->json) { json_print(answer); answer = NULL; }
     else if (rc == CLI_OK) {
         const cJSON *series = json_get(answer, "series");
         for (const cJSON *s = series ? series->child : NULL; s; s = s->next) {
@@ -212,7 +212,7 @@ int verb_compare(struct cli *c)
     }
     char *path = xasprintf("/v1/compare?ids=%s", ids);
     int rc = remote_json(c, h, "GET", path, NULL, NULL, false, &answer);
-    if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }
+    if (rc == CLI_OK && c->json) { json_print(answer); answer = NULL; }
     else if (rc == CLI_OK) {
         const cJSON *jobs = json_get(answer, "jobs"), *diff = json_get(answer, "differences");
         (void)printf("%-30s", "");
@@ -255,7 +255,7 @@ int verb_delete(struct cli *c)
     struct client *h = remote_open(c);
     char *path = path_with("/v1/jobs/{}", c->args[0]);
     int rc = remote_json(c, h, "DELETE", path, NULL, NULL, false, &answer);
-    if (rc == CLI_OK && c->json) cli_print_json(answer ? answer : cJSON_CreateObject());
+    if (rc == CLI_OK && c->json) json_print(answer ? answer : cJSON_CreateObject());
     else cJSON_Delete(answer);
     client_free(h);
     free(path);
@@ -285,7 +285,7 @@ int verb_secrets(struct cli *c)
         rc = remote_json(c, h, test ? "POST" : "DELETE", path, test ? "{}" : NULL, NULL, false, &answer);
         free(e);
     } else rc = cli_complain(c, CLI_USAGE, "expected %s", c->verb->args);
-    if (rc == CLI_OK && c->json && strcmp(what, "list") != 0) { cli_print_json(answer ? answer : cJSON_CreateObject()); answer = NULL; }
+    if (rc == CLI_OK && c->json && strcmp(what, "list") != 0) { json_print(answer ? answer : cJSON_CreateObject()); answer = NULL; }
     cJSON_Delete(answer);
     cJSON_Delete(body);
     client_free(h);
@@ -299,7 +299,7 @@ int verb_backup(struct cli *c)
     cJSON *answer;
     struct client *h = remote_open(c);
     int rc = remote_json(c, h, "POST", "/v1/backups", "{}", NULL, false, &answer);
-    if (rc == CLI_OK && c->json) { cli_print_json(answer); answer = NULL; }
+    if (rc == CLI_OK && c->json) { json_print(answer); answer = NULL; }
     else if (rc == CLI_OK) (void)printf("%s\n", json_str(answer, "path") ? json_str(answer, "path") : "?");
     cJSON_Delete(answer);
     client_free(h);
@@ -328,7 +328,7 @@ int verb_restore(struct cli *c)
         cJSON *o = cJSON_CreateObject();
         (void)cJSON_AddBoolToObject(o, "restored", rc == CLI_OK);
         json_add_str(o, "file", c->args[0]);
-        cli_print_json(o);
+        json_print(o);
     }
     free(program);
     return rc;

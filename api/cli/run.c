@@ -235,7 +235,7 @@ static int report(struct run *r)
             cJSON *o = cJSON_CreateObject();
             json_add_str(o, "state", "failed");
             json_add_str(o, "reason", "lost");
-            cli_print_json(o);
+            json_print(o);
         }
         char *log = xasprintf("%s/keeper.log", r->dir);
         int rc = cli_complain(r->c, CLI_FAILED, "the keeper ended without an exit record; see %s", access(log, F_OK) == 0 ? log : "what it said above");

@@ -123,14 +123,6 @@ int cli_complain(const struct cli *c, int code, const char *fmt, ...)
     return code;
 }
 
-void cli_print_json(cJSON *j)
-{
-    char *text = json_line(j);
-    (void)puts(text);
-    free(text);
-    cJSON_Delete(j);
-}
-
 int cli_print_problems(const struct cli *c, const char *where, const cJSON *problems)
 {
     int n = cJSON_GetArraySize(problems);
@@ -138,7 +130,7 @@ int cli_print_problems(const struct cli *c, const char *where, const cJSON *prob
         cJSON *o = cJSON_CreateObject();
         json_add_str(o, "state", "refused");
         (void)cJSON_AddItemToObject(o, "problems", cJSON_Duplicate(problems, true));
-        cli_print_json(o);
+        json_print(o);
     }
     char *place = printable(where, strlen(where), false);
     cJSON *list = cJSON_Duplicate(problems, true);
@@ -158,7 +150,7 @@ int verb_version(struct cli *c)
     if (c->json) {
         cJSON *o = cJSON_CreateObject();
         json_add_str(o, "version", RM_VERSION);
-        cli_print_json(o);
+        json_print(o);
     } else (void)puts("ringmaster " RM_VERSION);
     return CLI_OK;
 }
@@ -224,7 +216,7 @@ static void help_json(const struct verb *only)
         (void)snprintf(key, sizeof key, "%d", i);
         json_add_str(codes, key, exit_codes[i]);
     }
-    cli_print_json(o);
+    json_print(o);
 }
 
 int verb_help(struct cli *c)

@@ -220,11 +220,8 @@ static void print_json(const char *path, bool ok, const char *text)
     json_add_str(o, "path", utf8_valid(path, strlen(path), NULL) ? path : name);
     (void)cJSON_AddBoolToObject(o, "ok", ok);
     json_add_str(o, ok ? "summary" : "problem", text ? text : "nothing to check");
-    char *line = json_line(o);
-    (void)puts(line);
-    free(line);
+    json_print(o);
     free(name);
-    cJSON_Delete(o);
 }
 
 int verb_check(int argc, char **argv)

@@ -140,10 +140,7 @@ static void print_json(const struct loader *l, const struct loader_info *info, c
         stretches(c, i, show_json, s);
         (void)cJSON_AddItemToArray(list, doc);
     }
-    char *line = json_line(o);
-    (void)puts(line);
-    free(line);
-    cJSON_Delete(o);
+    json_print(o);
 }
 
 static void progress(void *arg, const char *what, int64_t done, int64_t total)

@@ -1,6 +1,5 @@
 /* cluster_verb.c - `ringmaster-worker --cluster CLUSTER.json SPEC.json [--json]`: a job on 8 to 4,096 GPUs of another place, by formulas. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "worker/model/config.h"
@@ -77,13 +76,8 @@ int verb_cluster(int argc, char **argv)
             struct estimate e[16];
             int n = 0;
             for (int world = 8; world <= 4096; world *= 2) e[n++] = cluster_best(&c, &w, world, strcmp(spec.gradient_checkpointing, "auto") == 0);
-            if (json) {
-                cJSON *o = as_json(&c, &w, e, n);
-                char *text = json_line(o);
-                (void)puts(text);
-                free(text);
-                cJSON_Delete(o);
-            } else print_table(&c, &w, e, n);
+            if (json) json_print(as_json(&c, &w, e, n));
+            else print_table(&c, &w, e, n);
         }
         model_config_release(&config);
         spec_release(&spec);

@@ -235,14 +235,6 @@ static cJSON *libraries_json(const struct kernel_ops *ops, int world)
     return list;
 }
 
-static void print_json(cJSON *o)
-{
-    char *text = json_line(o);
-    (void)puts(text);
-    free(text);
-    cJSON_Delete(o);
-}
-
 static void print_plan(const struct plan *plan, const struct kernel_ops *ops, int64_t steps, const struct loader_info *info, const struct spec *spec, cJSON *warnings, bool brief)
 {
     const struct mesh *m = &plan->ranks[0].mesh;
@@ -278,7 +270,7 @@ static void print_plan(const struct plan *plan, const struct kernel_ops *ops, in
     (void)cJSON_AddItemToObject(o, "ranks", ranks);
     (void)cJSON_AddItemToObject(o, "libraries", libraries_json(ops, plan->world));
     (void)cJSON_AddItemToObject(o, "warnings", warnings);
-    print_json(o);
+    json_print(o);
 }
 
 int plan_command(const char *spec_path, bool brief)
@@ -336,7 +328,7 @@ int plan_command(const char *spec_path, bool brief)
         cJSON *o = cJSON_CreateObject();
         (void)cJSON_AddBoolToObject(o, "ok", false);
         (void)cJSON_AddItemToObject(o, "problems", problems_json(&p));
-        print_json(o);
+        json_print(o);
     }
     plan_release(&plan);
     model_config_release(&config);
