@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/json.h"
+#include "tests/suite.h"
 
 static const struct { const char *text; size_t len; bool ok; } texts[] = {
 #define T(s, ok) { s, sizeof s - 1, ok }
@@ -58,9 +59,5 @@ int main(void)
     tcase_add_test(t, json_bounds_depth_and_values);
     tcase_add_test(t, json_numbers_come_back);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

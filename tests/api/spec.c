@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/spec.h"
+#include "tests/suite.h"
 
 static const char minimal[] = "{\"model\":\"/m\",\"dataset\":[\"/d.jsonl\"],\"output_dir\":\"/o\"}";
 
@@ -85,9 +86,5 @@ int main(void)
     tcase_add_loop_test(t, relations_are_checked, 0, (int)(sizeof conflicts / sizeof conflicts[0]));
     tcase_add_test(t, schema_names_every_field);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/import.h"
+#include "tests/suite.h"
 
 static cJSON *r;
 static struct error err;
@@ -185,9 +186,5 @@ int main(void)
     tcase_add_test(t, llamafactory);
     tcase_add_loop_test(t, llamafactory_refuses, 0, (int)(sizeof bad_yaml / sizeof bad_yaml[0]));
     suite_add_tcase(s, t);
-    SRunner *r1 = srunner_create(s);
-    srunner_run_all(r1, CK_ENV);
-    int failed = srunner_ntests_failed(r1);
-    srunner_free(r1);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/comm/ranks.h"
+#include "tests/suite.h"
 
 #define NEED(x) do { if (!(x)) { (void)fprintf(stderr, "rank %d: line %d: %s (%s)\n", rank, __LINE__, #x, err.text); return 1; } } while (0)
 
@@ -263,9 +264,5 @@ int main(void)
     tcase_add_test(t, overlapping_groups);
     tcase_add_test(t, different_calls);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "worker/comm/transport.h"
+#include "tests/suite.h"
 
 static bool have_device;
 static struct error why;        /* it has none */
@@ -83,10 +84,5 @@ int main(void)
     tcase_add_test(t, id_and_error_path);
     tcase_add_test(t, no_device);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_set_fork_status(r, CK_NOFORK);      /* a CUDA context does not survive fork() */
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_NOFORK);      /* a CUDA context does not survive fork() */
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/advisor.h"
+#include "tests/suite.h"
 
 static struct spec spec_of(int ranks)
 {
@@ -144,9 +145,5 @@ int main(void)
     tcase_add_test(c, skew);
     tcase_add_test(c, memory_loss_throughput);
     suite_add_tcase(suite, c);
-    SRunner *r = srunner_create(suite);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_FORK_GETENV);
 }

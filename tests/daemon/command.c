@@ -7,6 +7,7 @@
 
 #include "api/json.h"
 #include "daemon/command.h"
+#include "tests/suite.h"
 
 struct answer { int times; int64_t code; int signal; bool late, too_long; char out[100], err[100]; };
 
@@ -69,9 +70,5 @@ int main(void)
     tcase_add_test(c, answers);
     tcase_add_test(c, a_grandchild_holds_the_pipes);
     suite_add_tcase(suite, c);
-    SRunner *r = srunner_create(suite);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_FORK_GETENV);
 }

@@ -15,6 +15,7 @@
 #include "daemon/paths.h"
 #include "daemon/routes.h"
 #include "daemon/sha256.h"
+#include "tests/suite.h"
 
 START_TEST(states)
 {
@@ -175,9 +176,5 @@ int main(void)
     tcase_add_test(c, hosts);
     tcase_add_test(c, paths_stay_beneath);
     suite_add_tcase(suite, c);
-    SRunner *r = srunner_create(suite);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_FORK_GETENV);
 }

@@ -7,6 +7,7 @@
 #include "api/file.h"
 #include "api/slurm.h"
 #include "daemon/slurm.h"
+#include "tests/suite.h"
 
 static struct slurm_line got[16];
 static int n_got;
@@ -148,9 +149,5 @@ int main(void)
     tcase_add_test(c, script_quotes);
     tcase_add_test(c, what_refuses_and_what_cannot_be_asked);
     suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -11,6 +11,7 @@
 #include "api/file.h"
 #include "daemon/metrics.h"
 #include "daemon/store.h"
+#include "tests/suite.h"
 
 static char dir[64], path[100];
 
@@ -173,9 +174,5 @@ int main(void)
     tcase_add_test(c, backup_is_whole);
     tcase_add_test(c, series_after_a_restart);
     suite_add_tcase(suite, c);
-    SRunner *r = srunner_create(suite);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_FORK_GETENV);
 }

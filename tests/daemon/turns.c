@@ -2,6 +2,7 @@
 #include <check.h>
 
 #include "daemon/daemon.h"
+#include "tests/suite.h"
 
 #define stream_wake woken
 struct stream;
@@ -53,9 +54,5 @@ int main(void)
     TCase *c = tcase_create("turns");
     tcase_add_test(c, news_without_end_reach_everybody);
     suite_add_tcase(suite, c);
-    SRunner *r = srunner_create(suite);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_FORK_GETENV);
 }

@@ -5,6 +5,7 @@
 
 #include "api/file.h"
 #include "worker/data/encode.h"
+#include "tests/suite.h"
 
 /* The sample's text with trained stretches in [ ]. */
 static char *shown_by(const char *template, const char *json, const char *loss_scale)
@@ -154,9 +155,5 @@ int main(void)
     tcase_add_test(t, many_turns_are_found_at_once);
     tcase_add_loop_test(t, turns_are_found_though_history_is_rewritten, 0, sizeof hard / sizeof hard[0]);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int n = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

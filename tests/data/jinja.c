@@ -6,6 +6,7 @@
 
 #include "api/file.h"
 #include "worker/data/jinja.h"
+#include "tests/suite.h"
 
 static const char *cases_path;
 
@@ -137,9 +138,5 @@ int main(int argc, char **argv)
     tcase_add_test(t, depth_is_bounded_when_compiling);
     tcase_add_test(t, generation_blocks_are_noted);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int n = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

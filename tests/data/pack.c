@@ -3,6 +3,7 @@
 
 #include "worker/data/order.h"
 #include "worker/data/pack.h"
+#include "tests/suite.h"
 
 /* The plain quadratic algorithm: what the tree must equal in number of rows. */
 static int64_t plain_rows(const int64_t *length, int64_t n, int64_t capacity)
@@ -54,9 +55,5 @@ int main(void)
     TCase *t = tcase_create("pack");
     tcase_add_loop_test(t, every_document_once_and_no_row_too_long, 0, 40);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int n = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -15,6 +15,7 @@
 #include "worker/data/pretokenizer.h"
 #include "worker/data/tokenize.h"
 #include "worker/data/tokenizer.h"
+#include "tests/suite.h"
 
 /* Characters, some words and the two spellings of merges; <unk> is there to be named. */
 #define VOCAB "{\"<unk>\":0,\"a\":1,\"b\":2,\"c\":3,\"ab\":4,\"abc\":5,\"\xE2\x96\x81\":6,\"\xE2\x96\x81" "a\":7,\"<0xC3>\":8,\"<0xA9>\":9,\" \":10,\"bc\":11,\"-\":12}"
@@ -605,9 +606,5 @@ int main(void)
     tcase_add_test(c, threads_share_one_tokenizer);
     tcase_add_test(c, special_tokens_come_from_the_files_beside_it);
     suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/library.h"
 #include "tests/gpusim/target.h"
+#include "tests/suite.h"
 
 static const struct kernel_ops *gpu;
 static struct stream *s;
@@ -160,10 +161,5 @@ int main()
     tcase_add_test(t, not_asked);
     tcase_set_timeout(t, 120);
     suite_add_tcase(suite, t);
-    SRunner *r = srunner_create(suite);
-    srunner_set_fork_status(r, CK_NOFORK);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_NOFORK);
 }

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/library.h"
 #include "tests/gpusim/target.h"
+#include "tests/suite.h"
 
 namespace gpusim { extern uint64_t only_last_blocks; }
 
@@ -225,10 +226,5 @@ int main()
     tcase_add_test(t, attention_rows);
     tcase_set_timeout(t, 200);
     suite_add_tcase(suite, t);
-    SRunner *r = srunner_create(suite);
-    srunner_set_fork_status(r, CK_NOFORK);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_NOFORK);
 }

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/library.h"
 #include "tests/gpusim/target.h"
+#include "tests/suite.h"
 
 static const struct kernel_ops *cpu;
 static const struct kernel_ops *gpu;
@@ -497,10 +498,5 @@ int main()
         tcase_set_timeout(c, 240);
         suite_add_tcase(s, c);
     }
-    SRunner *r = srunner_create(s);
-    srunner_set_fork_status(r, CK_NOFORK);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_NOFORK);
 }

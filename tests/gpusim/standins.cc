@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/gpu.h"
+#include "tests/suite.h"
 
 #include <nccl.h>
 
@@ -317,10 +318,5 @@ int main()
     tcase_add_test(t, shapes_must_agree);
     tcase_add_test(t, a_dead_peer_holds_until_aborted);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_set_fork_status(r, CK_FORK);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK);
 }

@@ -8,6 +8,7 @@
 #include "api/error.h"
 #include "api/file.h"
 #include "daemon/keeper/ranklog.h"
+#include "tests/suite.h"
 
 static int64_t bytes_of(const char *dir, const char *name)
 {
@@ -56,9 +57,5 @@ int main(void)
     TCase *c = tcase_create("ranklog");
     tcase_add_test(c, times_are_no_larger_than_the_log);
     suite_add_tcase(suite, c);
-    SRunner *r = srunner_create(suite);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(suite, CK_FORK_GETENV);
 }

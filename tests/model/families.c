@@ -8,6 +8,7 @@
 #include "tests/model/rig.h"
 #include "worker/model/merge.h"
 #include "worker/model/sampler.h"
+#include "tests/suite.h"
 
 static const struct { const char *name, *base, *more; } cases[] = {
     { "qwen2-tied", NULL, "" }, { "qwen2-untied", NULL, "" }, { "qwen2-window", NULL, "" }, { "qwen3", NULL, "" }, { "llama", NULL, "" },
@@ -512,11 +513,6 @@ int main(void)
     tcase_add_loop_test(t, bf16_others, 0, 2);
     tcase_add_test(t, bf16_dropout);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_set_fork_status(r, CK_NOFORK);      /* the matrix library compiles its kernels once, not once per test */
     kernel_cpu_threads(1);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(s, CK_NOFORK);      /* the matrix library compiles its kernels once, not once per test */
 }

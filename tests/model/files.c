@@ -8,6 +8,7 @@
 
 #include "api/file.h"
 #include "tests/model/rig.h"
+#include "tests/suite.h"
 
 static char dir[64];
 
@@ -427,9 +428,5 @@ int main(void)
     tcase_add_test(t, weights_are_checked);
     tcase_add_test(t, random_weights);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -6,6 +6,7 @@
 
 #include "tests/comm/ranks.h"
 #include "tests/model/rig.h"
+#include "tests/suite.h"
 
 static const struct { int U, R; } splits[] = { { 2, 1 }, { 1, 2 }, { 4, 1 }, { 1, 4 }, { 2, 2 } };
 static const struct { const char *name, *base, *more; } cases[] = {
@@ -135,9 +136,5 @@ int main(void)
     tcase_add_loop_test(t, every_split_agrees, 0, N_SPLITS * N_CASES);
     tcase_add_loop_test(t, dropout_is_the_row_s, 0, N_SPLITS);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -1,6 +1,7 @@
 /* nvml.c - readings, what is not told, the rank order and a driver that is down, against a stand-in library (standin.c). Each in a process of its
  * own: the library is opened once. */
 #include "worker/nvml.h"
+#include "tests/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -110,9 +111,5 @@ int main(void)
     tcase_add_loop_test(tc, link_speed, 0, 3);
     tcase_add_test(tc, a_driver_that_is_down);
     suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -9,6 +9,7 @@
 
 #include "tests/comm/ranks.h"
 #include "worker/parallel/attention.h"
+#include "tests/suite.h"
 
 enum { WORLD = 8, CONFIGS = 200, MEMORY = 8 << 20 };
 
@@ -479,9 +480,5 @@ int main(void)
     tcase_add_test(t, deterministic);
     tcase_add_test(t, pieces_take_less_memory);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

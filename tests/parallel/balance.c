@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/parallel/even.h"
 #include "worker/data/loader.h"
-#include "worker/parallel/layout.h"
 
 static const struct { const char *path, *template; int64_t max_length; bool packing; } sets[] = {
     { "llama-factory/alpaca_en_demo.json", "chatml", 4096, true },
@@ -21,7 +21,7 @@ static const struct { const char *path, *template; int64_t max_length; bool pack
 };
 enum { SETS = (int)(sizeof sets / sizeof sets[0]) };
 
-static double slowest_over_mean(const struct row *r, int R)
+static double row_evenness(const struct row *r, int R)
 {
     struct layout l;
     struct error err = { 0 };
@@ -29,14 +29,9 @@ static double slowest_over_mean(const struct row *r, int R)
         (void)fprintf(stderr, "%s\n", err.text);
         exit(1);
     }
-    double most = 0, sum = 0;
-    for (int i = 0; i < R; i++) {
-        double w = (double)layout_work(&l, i, 0);
-        sum += w;
-        if (w > most) most = w;
-    }
+    double ratio = slowest_over_mean(&l);
     layout_release(&l);
-    return most / (sum / R);
+    return ratio;
 }
 
 enum { RINGS = 2 };
@@ -67,7 +62,7 @@ static int one(const char *shared, const char *tokenizer, int k)
             exit(1);
         }
         for (int n = 0; n < RINGS; n++) {
-            double s = slowest_over_mean(r, rings[n].R);
+            double s = row_evenness(r, rings[n].R);
             sum[n] += s;
             if (s > worst[n]) worst[n] = s;
             if (s <= rings[n].limit) continue;

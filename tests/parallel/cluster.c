@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "worker/parallel/cluster.h"
+#include "tests/suite.h"
 
 enum { LLAMA_8B, QWEN3_8B, QWEN3_32B, LLAMA_70B };
 static const struct workload models[] = {
@@ -134,9 +135,5 @@ int main(void)
     tcase_add_test(t, slow_network);
     tcase_add_loop_test(t, refused, 0, (int)(sizeof bad / sizeof bad[0]));
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

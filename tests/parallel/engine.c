@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/parallel/rig.h"
+#include "tests/suite.h"
 
 struct single { struct comm_world *w; struct rig rig; };
 
@@ -152,9 +153,5 @@ int main(void)
     tcase_add_loop_test(t, documents_are_apart, 0, 6);
     tcase_add_test(t, tiles_add_up);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

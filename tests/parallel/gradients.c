@@ -18,6 +18,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/parallel/exact.h"
 #include "tests/parallel/rig.h"
+#include "tests/suite.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 enum { CONFIGS = 12 };
@@ -327,9 +328,5 @@ int main(void)
     tcase_set_timeout(t, 300);
     tcase_add_test(t, many_ranks_equal_one);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "worker/parallel/layout.h"
+#include "tests/parallel/even.h"
+#include "tests/suite.h"
 
 static uint64_t state;
 static int64_t pick(int64_t lo, int64_t hi)
@@ -83,19 +85,14 @@ START_TEST(spans_cover_causal_pairs)
 }
 END_TEST
 
-static double slowest_over_mean(const int64_t *cu, int64_t n_docs, int R)
+static double evenness(const int64_t *cu, int64_t n_docs, int R)
 {
     struct layout l;
     struct error err = { 0 };
     ck_assert_int_eq(layout_build(&l, cu, n_docs, cu[n_docs], R, 1, &err), OK);
-    double most = 0, sum = 0;
-    for (int r = 0; r < R; r++) {
-        double w = (double)layout_work(&l, r, 0);
-        sum += w;
-        if (w > most) most = w;
-    }
+    double ratio = slowest_over_mean(&l);
     layout_release(&l);
-    return most / (sum / R);
+    return ratio;
 }
 
 START_TEST(dense_is_balanced)
@@ -103,10 +100,10 @@ START_TEST(dense_is_balanced)
     static const int64_t lengths[] = { 512, 4096, 32768, 131072 };
     for (int i = 0; i < 4; i++) {
         int64_t cu[2] = { 0, lengths[i] };
-        ck_assert_double_le(slowest_over_mean(cu, 1, 4), 1.02);
+        ck_assert_double_le(evenness(cu, 1, 4), 1.02);
     }
     int64_t odd[3] = { 0, 32768 - 333, 32768 };         /* nothing divides, padding at the end */
-    ck_assert_double_le(slowest_over_mean(odd, 2, 4), 1.02);
+    ck_assert_double_le(evenness(odd, 2, 4), 1.02);
 }
 END_TEST
 
@@ -121,8 +118,8 @@ START_TEST(packed_is_balanced)
         len = pick(len / 2, len);
         cu[n + 1] = cu[n] + len < T ? cu[n] + len : T;
     }
-    ck_assert_double_le(slowest_over_mean(cu, n, 4), 1.1);
-    ck_assert_double_le(slowest_over_mean(cu, n, 8), 1.1);
+    ck_assert_double_le(evenness(cu, n, 4), 1.1);
+    ck_assert_double_le(evenness(cu, n, 8), 1.1);
 }
 END_TEST
 
@@ -151,9 +148,5 @@ int main(void)
     tcase_add_loop_test(t, packed_is_balanced, 0, 12);
     tcase_add_test(t, refusals);
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

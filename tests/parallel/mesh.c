@@ -5,6 +5,7 @@
 
 #include "worker/parallel/mesh.h"
 #include "worker/parallel/volume.h"
+#include "tests/suite.h"
 
 /* What spec_parse would refuse on its own is judged here too: the fields are set behind its back. */
 struct asked { int world, sp, U, R; const char *method; };
@@ -131,9 +132,5 @@ int main(void)
     tcase_add_loop_test(t, auto_weighs_the_links, 0, (int)(sizeof weighed / sizeof weighed[0]));
     tcase_add_loop_test(t, volumes, 0, (int)(sizeof published / sizeof published[0]));
     suite_add_tcase(s, t);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return suite_run(s, CK_FORK_GETENV);
 }

@@ -2,6 +2,7 @@
  * singular vectors it stands on. eps is 1e-3, or with `full` Adam would blow
  * up the rounding of what a fresh basis makes zero. Signs: each basis vector's largest component is positive. */
 #include "worker/train/galore.h"
+#include "tests/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -172,9 +173,5 @@ int main(void)
     tcase_add_loop_test(t, singular_vectors_span_what_they_should, 0, (int)(sizeof sizes / sizeof sizes[0]));
     tcase_add_test(t, no_vectors_of_nothing);
     suite_add_tcase(su, t);
-    SRunner *r = srunner_create(su);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(su, CK_FORK_GETENV);
 }

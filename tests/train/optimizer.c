@@ -1,5 +1,6 @@
 /* AdamW against numbers torch printed (torch.optim.AdamW, lr 1e-2, betas 0.9/0.95, eps 1e-8, weight decay 0.1, f32), and the rules of ranges. */
 #include "worker/train/optimizer.h"
+#include "tests/suite.h"
 
 #include <check.h>
 #include <math.h>
@@ -215,9 +216,5 @@ int main(void)
     tcase_add_test(t, bf16_keeps_f32_masters);
     tcase_add_test(t, a_shard_is_a_range);
     suite_add_tcase(su, t);
-    SRunner *r = srunner_create(su);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(su, CK_FORK_GETENV);
 }

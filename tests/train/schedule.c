@@ -1,5 +1,6 @@
 /* Numbers printed by transformers 5.24 get_scheduler with lr 1e-3, min_lr_rate 0.1. */
 #include "worker/train/schedule.h"
+#include "tests/suite.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -48,9 +49,5 @@ int main(void)
     tcase_add_loop_test(t, as_hugging_face, 0, (int)(sizeof want / sizeof want[0]));
     tcase_add_test(t, warmup_share_is_rounded_up);
     suite_add_tcase(su, t);
-    SRunner *r = srunner_create(su);
-    srunner_run_all(r, CK_ENV);
-    int bad = srunner_ntests_failed(r);
-    srunner_free(r);
-    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
+    return suite_run(su, CK_FORK_GETENV);
 }
