@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "api/clock.h"
 #include "api/json.h"
 #include "api/printable.h"
 #include "api/spec.h"
@@ -77,7 +78,6 @@ void progress_show(struct progress *p, bool force, const char *fmt, ...) __attri
 void progress_note(struct progress *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));     /* a line that stays */
 void progress_clear(struct progress *p);        /* takes the rewritable line away */
 void progress_end(struct progress *p);
-double monotonic_s(void);
 /* Columns of the terminal on stderr; 80 if unknown. */
 int terminal_columns(void);
 

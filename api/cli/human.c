@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "api/cli/cli.h"
@@ -40,13 +39,6 @@ char *human_time(char buf[HUMAN], double seconds)
     if (s >= 3600) (void)snprintf(buf, HUMAN, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
     else (void)snprintf(buf, HUMAN, "%lld:%02lld", s / 60, s % 60);
     return buf;
-}
-
-double monotonic_s(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 int terminal_columns(void)

@@ -8,14 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
-
-double comm_now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* Exchange memory of a single rank is where its tensors are. */
 static bool on_device(const struct comm_world *w) { return w->ops && strcmp(w->ops->name, "cuda") == 0; }
@@ -109,7 +101,7 @@ static double call_start(struct comm_world *w)
 {
     failpoint("exchange");
     w->late_s = 0;
-    return comm_now();
+    return monotonic_s();
 }
 
 static void call_end(struct comm_world *w, enum comm_kind kind, int64_t bytes, double started)
@@ -118,7 +110,7 @@ static void call_end(struct comm_world *w, enum comm_kind kind, int64_t bytes, d
     n->calls++;
     n->bytes += bytes;
     if (w->t->async) return;
-    double took = comm_now() - started;
+    double took = monotonic_s() - started;
     n->busy_s += took;
     n->exposed_s += took;
     n->late_s += w->late_s;
@@ -173,7 +165,7 @@ static int started(struct comm *c, enum comm_kind kind, int64_t bytes, double t0
     if (h) h->kind = kind;
     n->calls++;
     n->bytes += bytes;
-    if (!c->w->t->async) n->exposed_s += comm_now() - t0;
+    if (!c->w->t->async) n->exposed_s += monotonic_s() - t0;
     return rc;
 }
 
@@ -183,7 +175,7 @@ int comm_hop_start(struct comm *c, struct stream *s, void *recv, const void *sen
     if (bytes == 0 || (recv == NULL && send == NULL)) return OK;
     if (c->n == 1) return recv && send ? local_copy(c, s, recv, send, bytes, err) : OK;
     failpoint("exchange");
-    double t0 = comm_now();
+    double t0 = monotonic_s();
     int rc = c->w->t->hop_start(c, s, recv, send, bytes, h, err);
     return started(c, COMM_HOP, send ? bytes : 0, t0, *h, rc);
 }
@@ -199,7 +191,7 @@ int comm_reduce_pieces_start(struct comm *c, struct stream *s, float *out, const
         return rc == OK ? OK : error_set(err, rc, "axpy: %s", ops->error(s));
     }
     if (c->w->t->reduce_pieces_start == NULL) return error_set(err, E_UNSUPPORTED, "the %s transport has no background reductions", c->w->t->name);
-    double t0 = comm_now();
+    double t0 = monotonic_s();
     int rc = c->w->t->reduce_pieces_start(c, s, out, in, cuts, h, err);
     return started(c, COMM_REDUCE_SCATTER, (all - mine) * (int64_t)sizeof *in, t0, *h, rc);
 }
@@ -211,7 +203,7 @@ int comm_gather_pieces_start(struct comm *c, struct stream *s, enum dtype dt, vo
     if (all == 0) return OK;
     if (c->n == 1) return local_copy(c, s, out, in, all * size, err);
     if (c->w->t->gather_pieces_start == NULL) return error_set(err, E_UNSUPPORTED, "the %s transport has no background gathering", c->w->t->name);
-    double t0 = comm_now();
+    double t0 = monotonic_s();
     int rc = c->w->t->gather_pieces_start(c, s, dt, out, in, cuts, h, err);
     return started(c, COMM_ALL_GATHER, (c->n - 1) * mine * size, t0, *h, rc);
 }
@@ -219,12 +211,12 @@ int comm_gather_pieces_start(struct comm *c, struct stream *s, enum dtype dt, vo
 int comm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *h, struct error *err)
 {
     if (h == NULL) return OK;
-    double t0 = comm_now(), busy = 0, late = 0;
+    double t0 = monotonic_s(), busy = 0, late = 0;
     enum comm_kind kind = h->kind;
     int rc = c->w->t->hop_wait(c, s, h, &busy, &late, err);
     if (!c->w->t->async) {
         struct comm_count *n = &c->w->counts[kind];
-        n->exposed_s += comm_now() - t0;
+        n->exposed_s += monotonic_s() - t0;
         n->busy_s += busy;
         n->late_s += late;
     }

@@ -84,13 +84,6 @@ struct nccl {
 
 #define SPIN_S 0.005                    /* a launch takes NCCL's own thread some microseconds: not worth a sleep */
 
-static double now_s(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static int cuda_failed(struct error *err, cudaError_t e, const char *what)
 {
     return error_set(err, e == cudaErrorMemoryAllocation ? E_NOMEM : E_CUDA, "nccl: %s: %s", what, cudaGetErrorString(e));
@@ -119,8 +112,8 @@ static void *watchdog(void *arg)
         until.tv_nsec %= 1000000000L;
         (void)pthread_cond_timedwait(&nc->change, &nc->lock, &until);
         double since = atomic_load(&nc->ending);
-        if (since <= 0 && nc->w->meeting.lost && nc->w->meeting.lost(nc->w->meeting.arg)) atomic_store(&nc->ending, now_s());
-        else if (since > 0 && now_s() - since > WATCHDOG_S && !nc->quit) {
+        if (since <= 0 && nc->w->meeting.lost && nc->w->meeting.lost(nc->w->meeting.arg)) atomic_store(&nc->ending, monotonic_s());
+        else if (since > 0 && monotonic_s() - since > WATCHDOG_S && !nc->quit) {
             (void)fprintf(stderr, "ringmaster-worker: rank %d: a peer was lost and the communicators did not let go within %d s; leaving\n", nc->w->rank, WATCHDOG_S);
             _exit(COMM_EXIT_PEER);
         }
@@ -162,12 +155,12 @@ static void abort_all(struct nccl *nc)
 {
     nc->over = true;
 #ifdef HAVE_REVOKE
-    double until = now_s() + REVOKE_MS / 1e3;
+    double until = monotonic_s() + REVOKE_MS / 1e3;
     for (struct team *t = nc->teams; t && ncclCommRevoke; t = t->next)
         if (t->comm) (void)ncclCommRevoke(t->comm, NCCL_REVOKE_DEFAULT);
     for (struct team *t = nc->teams; t && ncclCommRevoke; t = t->next) {
         ncclResult_t r = ncclInProgress;
-        while (t->comm && r == ncclInProgress && now_s() < until) {
+        while (t->comm && r == ncclInProgress && monotonic_s() < until) {
             if (ncclCommGetAsyncError(t->comm, &r) != ncclSuccess) break;
             if (r == ncclInProgress) sleep_ms(5);
         }
@@ -186,7 +179,7 @@ static int lose(struct nccl *nc, const struct error *why, struct error *err)
         nc->why = *why;
         nc->lost = true;
         double none = 0;
-        (void)atomic_compare_exchange_strong(&nc->ending, &none, now_s());
+        (void)atomic_compare_exchange_strong(&nc->ending, &none, monotonic_s());
         abort_all(nc);
     }
     if (err) *err = nc->why;
@@ -235,7 +228,7 @@ static int look(void *arg, struct error *err)
     struct nccl *nc = arg;
     struct error why = { 0 };
     if (nc->over) return lose(nc, &nc->why, err);
-    double now = now_s();
+    double now = monotonic_s();
     if ((now - nc->looked) * LOOK_S_INVERSE < 1) return OK;
     nc->looked = now;
     const struct comm_meeting *m = &nc->w->meeting;
@@ -264,17 +257,17 @@ static int look(void *arg, struct error *err)
 static int taken(struct nccl *nc, struct team *t, ncclResult_t r, int timeout_ms, const char *what, struct error *err)
 {
     struct error why = { 0 };
-    double from = now_s();
+    double from = monotonic_s();
     while (r == ncclInProgress) {
         int rc = look(nc, err);
         if (rc != OK) return rc;
         ncclResult_t e = ncclCommGetAsyncError(t->comm, &r);
         if (e != ncclSuccess) r = e;
-        if (r == ncclInProgress && (now_s() - from) * 1e3 > timeout_ms) {
+        if (r == ncclInProgress && (monotonic_s() - from) * 1e3 > timeout_ms) {
             error_set(&why, E_PEER, "nccl: %s: the other ranks did not come within %d s", what, timeout_ms / 1000);
             return lose(nc, &why, err);
         }
-        if (r == ncclInProgress && now_s() - from > SPIN_S) sleep_ms(1);
+        if (r == ncclInProgress && monotonic_s() - from > SPIN_S) sleep_ms(1);
         else (void)sched_yield();
     }
     if (r == ncclSuccess) return OK;
@@ -538,13 +531,13 @@ static int nccl_barrier(struct comm *c, struct error *err)
 {
     struct nccl *nc = nccl_of(c);
     struct transfer *x;
-    double from = now_s();
+    double from = monotonic_s();
     int rc = begin(c, &nc->s, COMM_BARRIER, &x, err);
     if (rc != OK) return rc;
     rc = issued(c, ncclAllReduce(nc->pulse, nc->pulse, 1, ncclFloat32, ncclSum, team_of(c)->comm, nc->s.q), "barrier", err);
     rc = close_call(c, &nc->s, x, rc, err);
     if (rc == OK) rc = cuda_wait(nc->s.q, "barrier", err);
-    nc->w->counts[COMM_BARRIER].exposed_s += now_s() - from;
+    nc->w->counts[COMM_BARRIER].exposed_s += monotonic_s() - from;
     return rc;
 }
 
@@ -677,13 +670,13 @@ static int nccl_open_world(struct comm_world *w, int64_t shared_bytes, int deadl
 static void leave(struct nccl *nc)
 {
     bool idle = nc->s.q && cudaStreamQuery(nc->s.q) == cudaSuccess;
-    double until = now_s() + LEAVE_MS / 1e3;
+    double until = monotonic_s() + LEAVE_MS / 1e3;
     for (struct team *t = nc->teams; t && idle && !nc->over; t = t->next) {
         if (t->comm == NULL) continue;
         if (t->registered) (void)ncclCommDeregister(t->comm, t->registered);
         t->registered = NULL;
         ncclResult_t r = ncclCommFinalize(t->comm);
-        while (r == ncclInProgress && now_s() < until && !(nc->w->meeting.lost && nc->w->meeting.lost(nc->w->meeting.arg))) {
+        while (r == ncclInProgress && monotonic_s() < until && !(nc->w->meeting.lost && nc->w->meeting.lost(nc->w->meeting.arg))) {
             if (ncclCommGetAsyncError(t->comm, &r) != ncclSuccess) break;
             if (r == ncclInProgress) sleep_ms(1);
         }
@@ -693,7 +686,7 @@ static void leave(struct nccl *nc)
     }
     double none = 0;
     for (struct team *t = nc->teams; t; t = t->next)
-        if (t->comm) (void)atomic_compare_exchange_strong(&nc->ending, &none, now_s());
+        if (t->comm) (void)atomic_compare_exchange_strong(&nc->ending, &none, monotonic_s());
     if (!nc->over) abort_all(nc);               /* those that are left */
 }
 
@@ -743,7 +736,7 @@ int ringmaster_cuda_nccl_check(char *version, size_t size, struct error *err)
     if (r == ncclSuccess) r = ncclGetUniqueId(&id);
     if (r != ncclSuccess) return nccl_failed(err, r, NULL, "ncclGetUniqueId");
     r = ncclCommInitRankConfig(&comm, 1, id, 0, &config);
-    for (double from = now_s(); comm && (r == ncclInProgress || r == ncclSuccess) && now_s() - from < MEET_TIMEOUT_MS / 1e3; sleep_ms(1)) {
+    for (double from = monotonic_s(); comm && (r == ncclInProgress || r == ncclSuccess) && monotonic_s() - from < MEET_TIMEOUT_MS / 1e3; sleep_ms(1)) {
         ncclResult_t e = ncclCommGetAsyncError(comm, &r);
         if (e != ncclSuccess) r = e;
         if (r != ncclInProgress) break;

@@ -156,7 +156,7 @@ static int look_at_peers(struct shm *sh, struct watch *look, int awaited, _Atomi
     int rc = check_live(sh, err);
     if (rc != OK) return rc;
     if (look == &sh->watch[1] && atomic_load(&sh->quit)) return error_set(err, E_STOPPED, "the communication thread was told to end");
-    double now = comm_now(), since = now - look->looked;
+    double now = monotonic_s(), since = now - look->looked;
     look->looked = now;
     if (since > 0.25) since = 0.25;         /* only what this thread has watched counts: it may have been stopped itself */
     for (int q = 0; q < w->world; q++) {
@@ -197,7 +197,7 @@ static int wait_for(struct shm *sh, struct watch *look, _Atomic uint64_t *counte
 {
     if (atomic_load_explicit(counter, memory_order_acquire) >= want) return OK;
     struct control *me = control_of(sh, sh->w->rank);
-    double t0 = comm_now();
+    double t0 = monotonic_s();
     int rc = OK;
     for (int i = 0; i < sh->spins; i++) {
         if (atomic_load_explicit(counter, memory_order_acquire) >= want) goto out;
@@ -208,7 +208,7 @@ static int wait_for(struct shm *sh, struct watch *look, _Atomic uint64_t *counte
     for (;;) {
         uint32_t bell = atomic_load(&me->bell);
         if (atomic_load(counter) >= want) goto out;
-        if (comm_now() - look->looked > TICK_MS * 1e-3) {
+        if (monotonic_s() - look->looked > TICK_MS * 1e-3) {
             rc = look_at_peers(sh, look, q, counter, want, err);
             if (rc != OK) goto out;
         }
@@ -219,7 +219,7 @@ static int wait_for(struct shm *sh, struct watch *look, _Atomic uint64_t *counte
         atomic_fetch_sub(&me->sleepers, 1);
     }
 out:
-    *late_s += comm_now() - t0;
+    *late_s += monotonic_s() - t0;
     return rc;
 }
 
@@ -563,7 +563,7 @@ static int do_pieces(struct transfer *h, struct watch *look)
 static void run_job(struct transfer *h, struct watch *look)
 {
     h->rc = h->head.kind == COMM_HOP ? take_hop(h, look) : do_pieces(h, look);
-    h->busy_s = comm_now() - h->started;
+    h->busy_s = monotonic_s() - h->started;
 }
 
 static void *communication_thread(void *arg)
@@ -599,7 +599,7 @@ static struct transfer *new_transfer(struct comm *c, enum comm_kind kind)
 {
     struct shm *sh = c->w->priv;
     struct transfer *h = xcalloc(1, sizeof *h);
-    *h = (struct transfer){ .head = { kind }, .c = c, .sh = sh, .prev = -1, .next = -1, .state = FINISHED, .started = comm_now(), .older = sh->newest };
+    *h = (struct transfer){ .head = { kind }, .c = c, .sh = sh, .prev = -1, .next = -1, .state = FINISHED, .started = monotonic_s(), .older = sh->newest };
     if (h->older) h->older->newer = h;
     sh->newest = h;
     return h;
@@ -714,7 +714,7 @@ static int shm_hop_wait(struct comm *c, struct stream *s, struct comm_hop *hop, 
         _Atomic uint64_t *done = &control_of(sh, c->w->rank)->box[h->next].done;
         bool waits = atomic_load(done) < h->want_done;
         rc = wait_for(sh, &sh->watch[0], done, h->want_done, h->next, &h->late_s, err);
-        if (waits || h->prev < 0) h->busy_s = comm_now() - h->started;
+        if (waits || h->prev < 0) h->busy_s = monotonic_s() - h->started;
     }
     *busy_s = h->busy_s;
     *late_s = h->late_s;
@@ -782,7 +782,7 @@ static int shm_open_world(struct comm_world *w, int64_t shared_bytes, int deadli
     for (int i = 0; i < LANES; i++) sh->met[i] = xcalloc(n, sizeof *sh->met[i]);
     sh->sent = xcalloc(n, sizeof *sh->sent);
     sh->got = xcalloc(n, sizeof *sh->got);
-    for (int i = 0; i < 2; i++) sh->watch[i] = (struct watch){ xcalloc(n, sizeof(uint32_t)), xcalloc(n, sizeof(double)), comm_now() };
+    for (int i = 0; i < 2; i++) sh->watch[i] = (struct watch){ xcalloc(n, sizeof(uint32_t)), xcalloc(n, sizeof(double)), monotonic_s() };
     pthread_condattr_t clock;
     (void)pthread_condattr_init(&clock);
     (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);

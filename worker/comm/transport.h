@@ -6,6 +6,7 @@
 #ifndef RM_WORKER_COMM_TRANSPORT_H
 #define RM_WORKER_COMM_TRANSPORT_H
 
+#include "api/clock.h"
 #include "worker/comm/comm.h"
 
 /* Rendezvous: small strings by key. put and get as in worker/link.h; lost may be NULL. */
@@ -67,6 +68,5 @@ struct comm_world {
 /* comm_open with any rendezvous and any table: what comm_open and the tests call. */
 int comm_open_with(struct comm_world **w, const struct comm_transport *t, const struct kernel_ops *ops, const struct comm_meeting *meeting,
                    int rank, int world, int64_t shared_bytes, int deadline_ms, struct error *err);
-double comm_now(void);              /* seconds, monotonic */
 
 #endif

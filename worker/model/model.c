@@ -2,8 +2,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "api/clock.h"
 #include "worker/failpoint.h"
 #include "worker/model/decoder.h"
 
@@ -215,13 +215,6 @@ int model_row(struct model *m, const struct row *row, struct error *err)
 }
 
 /* --- the sweep --- */
-static double now_s(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static int forward(struct model *m)
 {
     const struct model_config *c = m->c;
@@ -270,7 +263,7 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     const struct model_config *c = m->c;
     m->err = err;
     m->train = true;
-    double start = now_s();
+    double start = monotonic_s();
     TRY(forward(m));
     bool tied = m->head == m->embed;
     TRY(params_open_grads(m, c->L + 1));
@@ -279,7 +272,7 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     TRY(head_run(m, m->x_out, scale, true, out));
     close_head(m);
     TRY(params_close_grads(m, c->L + 1));
-    double middle = now_s();
+    double middle = monotonic_s();
     for (int64_t i = c->L; i-- > 0;) {
         if (i == c->L / 2) failpoint("backward");
         TRY(offload_get(m, i));
@@ -296,7 +289,7 @@ int model_forward_backward(struct model *m, double scale, struct model_loss *out
     if (m->zero) TRY(zero_finish(m->zero, m->s, err));
     TRY(m->ops->stream_wait(m->s, err));
     out->forward_s += middle - start;
-    out->backward_s += now_s() - middle;
+    out->backward_s += monotonic_s() - middle;
     return OK;
 }
 

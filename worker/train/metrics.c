@@ -2,27 +2,19 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-double now_s(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 void meter_start(struct meter *m, struct comm_world *w)
 {
     memset(m->phase_s, 0, sizeof m->phase_s);
     comm_counts(w, m->before);
-    m->started = now_s();
+    m->started = monotonic_s();
 }
 
 void meter_so_far(const struct meter *m, struct comm_world *w, double *step_s, double *exposed_s)
 {
     struct comm_count now[COMM_KINDS];
     comm_counts(w, now);
-    *step_s = now_s() - m->started;
+    *step_s = monotonic_s() - m->started;
     *exposed_s = 0;
     for (int k = 0; k < COMM_KINDS; k++) *exposed_s += now[k].exposed_s - m->before[k].exposed_s;
 }
@@ -46,7 +38,7 @@ cJSON *meter_record(struct meter *m, const struct job *j, struct comm_world *w, 
 {
     static const char *const phase_names[PHASES] = { "data_s", "forward_s", "backward_s", "reduce_s", "optimizer_s", "checkpoint_s" };
     struct comm_count now[COMM_KINDS];
-    double step_s = now_s() - m->started, exposed_s = 0;
+    double step_s = monotonic_s() - m->started, exposed_s = 0;
     int64_t sent = 0, category[MEM_CATEGORIES];
 
     m->recent[m->steps++ % ETA_WINDOW] = step_s;

@@ -2,6 +2,7 @@
 #ifndef RM_WORKER_TRAIN_METRICS_H
 #define RM_WORKER_TRAIN_METRICS_H
 
+#include "api/clock.h"
 #include "worker/train/job.h"
 
 enum phase { PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_REDUCE, PHASE_OPTIMIZER, PHASE_CHECKPOINT, PHASES };
@@ -28,7 +29,6 @@ struct step_result {
     bool stop, stop_now, checkpoint;    /* some rank was asked to; stop_now: without a checkpoint */
 };
 
-double now_s(void);
 void meter_start(struct meter *m, struct comm_world *w);
 /* Seconds of the step so far, and those of them in which this rank waited for communication. */
 void meter_so_far(const struct meter *m, struct comm_world *w, double *step_s, double *exposed_s);

@@ -385,10 +385,10 @@ static void report(struct run *r, const struct step_result *s)
 
 static int save(struct run *r, struct error *err)
 {
-    double from = now_s();
+    double from = monotonic_s();
     link_step(r->link, r->progress.step, "checkpoint");
     int rc = checkpoint_save(r, err);
-    r->meter.phase_s[PHASE_CHECKPOINT] += now_s() - from;
+    r->meter.phase_s[PHASE_CHECKPOINT] += monotonic_s() - from;
     if (rc == OK && r->job.mesh.rank == 0) {
         cJSON *o = cJSON_CreateObject();
         json_add_str(o, "t", "checkpoint");
@@ -522,10 +522,10 @@ int run_rank(const struct spec *spec, int rank, int world, int link_fd, const ch
     rc = start(&r, rank, world, resume, &config, err);
     if (rc == OK) {
         say_ready(&r);
-        double from = now_s();
+        double from = monotonic_s();
         bool idle = r.progress.step >= r.steps;
         rc = steps(&r, err);
-        if (rc == OK) say_done(&r, idle, now_s() - from, r.tokens);
+        if (rc == OK) say_done(&r, idle, monotonic_s() - from, r.tokens);
     }
     if (rc != OK) say_error(&r, err);
 

@@ -125,23 +125,23 @@ int step_run(struct run *r, struct step_result *out, struct error *err)
 
     link_step(r->link, out->step, "data");
     meter_start(m, r->world);
-    at[0] = now_s();
+    at[0] = monotonic_s();
     int rc = read_rows(r, &t, err);
-    at[1] = now_s();
+    at[1] = monotonic_s();
 
     link_step(r->link, out->step, "compute");
     if (rc == OK) rc = sweep(r, t.weight > 0 ? 1.0 / t.weight : 0, &loss, err);
-    at[2] = now_s();
+    at[2] = monotonic_s();
 
     link_step(r->link, out->step, "reduce");
     bool dump = r->spec->debug_dump && out->step == 1;
     if (rc == OK) rc = reduce_grads(r, dump, err);
     if (rc == OK) rc = reduce_loss(r, &loss, &t, out, err);
-    at[3] = now_s();
+    at[3] = monotonic_s();
     if (rc == OK && dump) rc = dump_step(r, out, t.weight, err);
 
     link_step(r->link, out->step, "optimizer");
-    double before = now_s();
+    double before = monotonic_s();
     if (rc == OK) rc = update(r, &t, out, err);
     if (rc != OK) return rc;
 
@@ -149,8 +149,8 @@ int step_run(struct run *r, struct step_result *out, struct error *err)
     m->phase_s[PHASE_FORWARD] = loss.forward_s;
     m->phase_s[PHASE_BACKWARD] = loss.backward_s;
     m->phase_s[PHASE_REDUCE] = at[3] - at[2];
-    m->phase_s[PHASE_OPTIMIZER] = now_s() - before;
-    m->trained_s = now_s() - m->started;
+    m->phase_s[PHASE_OPTIMIZER] = monotonic_s() - before;
+    m->trained_s = monotonic_s() - m->started;
     out->weight_sum = t.weight;
     out->tokens = (int64_t)t.tokens;
     r->tokens += out->tokens;
